@@ -91,10 +91,15 @@ ORDERS = (
     ),
     Order("call", 1000, 50, 300, {"p50": ("call on 8, p50", "us"), "p99": ("call on 8, p99", "us")}),
     Order("stop", 1, 1, 0, {}),
-    # The last two: Dragon cannot make pipes in memory that held an array, nor torch a world after a death.
+    # The last ones: Dragon cannot make pipes in memory that held an array, nor torch a world after a death.
     Order("push", 5, 1, 0, {"rate": ("256 MiB array", "GB/s")}),
+    Order("stop", 1, 1, 0, {}),
     Order("kill", 20, 2, 1, {"p99": ("SIGKILL to error, p99", "ms")}),
+    Order("segfault", 20, 2, 1, {"p99": ("segfault to error, p99", "ms")}),
+    Order("exit", 20, 2, 1, {"p99": ("os._exit to error, p99", "ms")}),
 )
+_LAST = 4
+"""Orders after those of larger meshes."""
 FAN_OUTS = {
     size: (
         Order("spawn", size, size, 0, {"s": (f"{size} procs and actors, answering", "ms")}),
@@ -253,6 +258,8 @@ GOALS = (
     Goal("256 MiB array", times=2, peer="any"),
     Goal("the same, over the zygote's", limit=10),
     Goal("SIGKILL to error, p99", limit=50),
+    Goal("segfault to error, p99", limit=50),
+    Goal("os._exit to error, p99", limit=50),
 )
 
 
@@ -312,7 +319,7 @@ def main() -> int:
         except Gone as error:
             absent[peer] = {"": str(error)}
     fan_outs = chain(*(FAN_OUTS[size] for size in arguments.fan_out))
-    orders = [*ORDERS[:-2], *fan_outs, *ORDERS[-2:], *(CROWDS[size] for size in arguments.crowd)]
+    orders = [*ORDERS[:-_LAST], *fan_outs, *ORDERS[-_LAST:], *(CROWDS[size] for size in arguments.crowd)]
     table, able = Table(), list(rows)
     rounds = 1 if arguments.quick else arguments.rounds
     for number in range(rounds):

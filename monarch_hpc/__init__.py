@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
     from monarch_hpc.actor.fault import MeshFailure
     from monarch_hpc.actor.future import Future
+    from monarch_hpc.actor.metrics import get_meter, log_metric
     from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
     from monarch_hpc.actor.runtime.log_records import RecordHandler
+    from monarch_hpc.actor.spans import span, traced
     from monarch_hpc.config.runtime_layer import clear_runtime_config, configure, configured, get_runtime_config
+    from monarch_hpc.core.death import DeathKind
     from monarch_hpc.core.errors import (
         ActorDied,
         ActorError,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
         CallTimeout,
         DeliveryUnknown,
         HostLost,
+        MeshDied,
         MeshError,
         MonarchError,
         PortClosed,
@@ -43,15 +47,20 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.actors import ActorMesh
     from monarch_hpc.mesh.calls.accumulator import Accumulator
     from monarch_hpc.mesh.current import attach, hosts, this_host, this_proc
+    from monarch_hpc.mesh.healing.heal import Healed, heal_mesh
     from monarch_hpc.mesh.host import HostMesh
     from monarch_hpc.mesh.proc import ProcMesh
     from monarch_hpc.mesh.program.notice import on_deadline, seconds_left
     from monarch_hpc.mesh.program.registry import get_or_spawn_controller
+    from monarch_hpc.mesh.program.takeover.take_over import takeover
+    from monarch_hpc.mesh.program.takeover.taken_run import TakenRun, UnfetchedAnswer
     from monarch_hpc.mesh.scripts.script import run_script
     from monarch_hpc.mesh.scripts.spmd import spmd
     from monarch_hpc.mesh.value import ValueMesh
     from monarch_hpc.mesh.workers import attach_to_workers, run_worker_loop_forever
     from monarch_hpc.slurm.requeue import requeue
+    from monarch_hpc.submitit.batch import batch
+    from monarch_hpc.supervision.policy import Restart
 
 _HOMES = {
     "Accumulator": "mesh.calls.accumulator",
@@ -64,11 +73,14 @@ _HOMES = {
     "CallTimeout": "core.errors",
     "Channel": "actor.ports.port",
     "Context": "actor.context",
+    "DeathKind": "core.death",
     "DeliveryUnknown": "core.errors",
     "Extent": "core.shape",
     "Future": "actor.future",
+    "Healed": "mesh.healing.heal",
     "HostLost": "core.errors",
     "HostMesh": "mesh.host",
+    "MeshDied": "core.errors",
     "MeshError": "core.errors",
     "MeshFailure": "actor.fault",
     "MonarchError": "core.errors",
@@ -81,14 +93,18 @@ _HOMES = {
     "ProcMesh": "mesh.proc",
     "RecordHandler": "actor.runtime.log_records",
     "ResponsePort": "actor.cell.response_port",
+    "Restart": "supervision.policy",
     "ScriptFailed": "core.errors",
     "Shape": "core.ndslice",
     "SpawnError": "core.errors",
     "SupervisionError": "core.errors",
+    "TakenRun": "mesh.program.takeover.taken_run",
+    "UnfetchedAnswer": "mesh.program.takeover.taken_run",
     "ValueMesh": "mesh.value",
     "__version__": "core.version",
     "attach": "mesh.current",
     "attach_to_workers": "mesh.workers",
+    "batch": "submitit.batch",
     "clear_runtime_config": "config.runtime_layer",
     "concurrent_endpoint": "actor.endpoint",
     "configure": "config.runtime_layer",
@@ -98,17 +114,23 @@ _HOMES = {
     "current_rank": "actor.context",
     "current_size": "actor.context",
     "endpoint": "actor.endpoint",
+    "get_meter": "actor.metrics",
     "get_or_spawn_controller": "mesh.program.registry",
     "get_runtime_config": "config.runtime_layer",
+    "heal_mesh": "mesh.healing.heal",
     "hosts": "mesh.current",
+    "log_metric": "actor.metrics",
     "on_deadline": "mesh.program.notice",
     "requeue": "slurm.requeue",
     "run_script": "mesh.scripts.script",
     "run_worker_loop_forever": "mesh.workers",
     "seconds_left": "mesh.program.notice",
+    "span": "actor.spans",
     "spmd": "mesh.scripts.spmd",
+    "takeover": "mesh.program.takeover.take_over",
     "this_host": "mesh.current",
     "this_proc": "mesh.current",
+    "traced": "actor.spans",
 }
 
 __all__ = [
@@ -122,11 +144,14 @@ __all__ = [
     "CallTimeout",
     "Channel",
     "Context",
+    "DeathKind",
     "DeliveryUnknown",
     "Extent",
     "Future",
+    "Healed",
     "HostLost",
     "HostMesh",
+    "MeshDied",
     "MeshError",
     "MeshFailure",
     "MonarchError",
@@ -139,14 +164,18 @@ __all__ = [
     "ProcMesh",
     "RecordHandler",
     "ResponsePort",
+    "Restart",
     "ScriptFailed",
     "Shape",
     "SpawnError",
     "SupervisionError",
+    "TakenRun",
+    "UnfetchedAnswer",
     "ValueMesh",
     "__version__",
     "attach",
     "attach_to_workers",
+    "batch",
     "clear_runtime_config",
     "concurrent_endpoint",
     "configure",
@@ -156,17 +185,23 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "get_meter",
     "get_or_spawn_controller",
     "get_runtime_config",
+    "heal_mesh",
     "hosts",
+    "log_metric",
     "on_deadline",
     "requeue",
     "run_script",
     "run_worker_loop_forever",
     "seconds_left",
+    "span",
     "spmd",
+    "takeover",
     "this_host",
     "this_proc",
+    "traced",
 ]
 
 __getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

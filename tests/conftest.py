@@ -42,7 +42,12 @@ _MOST_S = 480.0 * float(os.environ.get("PATIENCE") or 1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the package before all workers start: users of a lab cannot write into its folders."""
+    """Compile the package before all workers start: users of a lab cannot write into its folders.
+
+    A shell lets what it starts in the background ignore Ctrl-C; tests, and what they start, heed it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(session.config, "workerinput"):
         compileall.compile_dir(monarch_hpc.__path__[0], quiet=2)
 
@@ -83,12 +88,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @contextlib.contextmanager
 def ending_alone() -> Iterator[None]:
-    """Fail the test that hangs or interrupts itself, instead of the whole run or its worker process."""
+    """Fail the test that hangs or interrupts itself, instead of the whole run or its worker process.
+
+    The signals that it blocks are open again at its end.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> None:
         pytest.fail(f"hangs: not over after {_MOST_S:.0f} s")
 
     before = signal.signal(signal.SIGALRM, end)
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     # Again and again: what cleans up after the test may hang as well.
     signal.setitimer(signal.ITIMER_REAL, _MOST_S, _MOST_S)
     try:
@@ -101,6 +110,8 @@ def ending_alone() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        # A command that a test runs in this process takes some by sigwait: what later tests start would inherit that.
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
 
 
 @pytest.hookimpl(wrapper=True)

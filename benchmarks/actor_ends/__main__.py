@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.actor_ends.end import End
 
@@ -116,12 +117,11 @@ def _memory(end: End, num: int) -> Found:
     return {"uss": uss, "over": uss - private_bytes(zygote)} if zygote else {"uss": uss}
 
 
-def _kill(end: End, num: int) -> Found:
+def _kill(end: End, num: int, how: str = "SIGKILL") -> Found:
     took = []
     for number in range(num):
-        if number:
-            end.spawn(1)
-        took.append(end.kill(os.path.join(tempfile.gettempdir(), f"nap{number}")))
+        end.spawn(1)
+        took.append(end.kill(os.path.join(tempfile.gettempdir(), f"{how}{number}"), how))
     return _tails(took)
 
 
@@ -146,7 +146,7 @@ def _stop(end: End, num: int) -> Found:
     return {}
 
 
-_WORK = {
+_WORK: dict[str, Callable[[End, int], Found]] = {
     "start": _start,
     "echo": _echo,
     "pipeline": _pipeline,
@@ -157,6 +157,8 @@ _WORK = {
     "memory": _memory,
     "call": _call,
     "kill": _kill,
+    "segfault": partial(_kill, how="SIGSEGV"),
+    "exit": partial(_kill, how="exit"),
     "push": _push,
 }
 

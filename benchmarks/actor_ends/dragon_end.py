@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import time
 from typing import Any
 
 import dragon  # noqa: F401 -- gives multiprocessing a start method
 
-from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
+from benchmarks.actor_ends.end import Blocking, Worker, strike, timed, wait_asleep
 
 __all__ = ["DragonEnd"]
 
@@ -107,13 +105,13 @@ class DragonEnd(Blocking):
     def cpu_s(self) -> float:
         return float(self._ask("cpu_s"))
 
-    def kill(self, path: str) -> float:
-        """Kill the proc; a pipe does not report a death, so the caller must wait for the process, too."""
+    def kill(self, path: str, how: str) -> float:
+        """End the proc; a pipe does not report a death, so the caller must wait for the process, too."""
         pid = self._ask("pid")
         self._pipes[0].send(("nap", (path,)))
         wait_asleep(path)
         begun_s = time.perf_counter()
-        os.kill(pid, signal.SIGKILL)
+        strike(pid, path, how)
         self._processes[0].join()
         return time.perf_counter() - begun_s
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-__all__ = ["NAP_S", "PATIENCE_S", "Blocking", "End", "Missing", "Worker", "wait_asleep"]
+__all__ = ["NAP_S", "PATIENCE_S", "Blocking", "End", "Missing", "Worker", "strike", "timed", "wait_asleep"]
 
 PATIENCE_S = 60.0
 NAP_S = 60
 """Sleep of an actor that is about to be killed, in seconds."""
+_EXIT = ".exit"
+"""Suffix of the file that makes a sleeping actor end its process."""
 
 
 class Missing(Exception):
@@ -38,9 +41,13 @@ class Worker:
         return time.process_time()
 
     def nap(self, path: str) -> None:
-        """Make the file *path*, so that the caller sees that the call has begun, and sleep."""
+        """Make the file *path*, so that the caller sees that the call has begun, and sleep; see `strike`."""
         open(path, "w").close()
-        time.sleep(NAP_S)
+        end_s = time.monotonic() + NAP_S
+        while time.monotonic() < end_s:
+            time.sleep(0.001)
+            if os.path.exists(path + _EXIT):
+                os._exit(3)
 
 
 class End(ABC):
@@ -87,8 +94,8 @@ class End(ABC):
         """CPU time of the first actor's process so far."""
 
     @abstractmethod
-    def kill(self, path: str) -> float:
-        """Kill the only proc during a call to `Worker.nap`; seconds until the call fails."""
+    def kill(self, path: str, how: str) -> float:
+        """End the only proc during a call to `Worker.nap`, see `strike`; seconds until the call fails."""
 
     def crowd(self, num: int) -> None:
         """Make *num* actors in the first actor's proc, each with a mailbox; return when all have answered a call."""
@@ -133,6 +140,14 @@ def timed(call: Callable[[object], object], num: int) -> list[float]:
         call(number)
         took.append(clock() - begun_s)
     return took
+
+
+def strike(pid: int, path: str, how: str) -> None:
+    """End the process *pid*, whose actor is in `Worker.nap`: by a signal, or, if *how* is "exit", by `os._exit`."""
+    if how == "exit":
+        open(path + _EXIT, "w").close()
+    else:
+        os.kill(pid, getattr(signal, how))
 
 
 def wait_asleep(path: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections import deque
 from pathlib import Path
 
 import monarch_hpc
-from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
+from benchmarks.actor_ends.end import Blocking, Worker, strike, timed, wait_asleep
 from monarch_hpc import Actor, ActorDied, ActorMesh, Future, HostMesh, ProcMesh, endpoint
 
 __all__ = ["OurEnd"]
@@ -118,12 +116,12 @@ class OurEnd(Blocking):
     def cpu_s(self) -> float:
         return float(self._first.cpu_s.call_one().get())
 
-    def kill(self, path: str) -> float:
+    def kill(self, path: str, how: str) -> float:
         pid = self._first.pid.call_one().get()
         pending = self._first.nap.call_one(path)
         wait_asleep(path)
         begun_s = time.perf_counter()
-        os.kill(pid, signal.SIGKILL)
+        strike(pid, path, how)
         try:
             pending.get()
         except ActorDied:

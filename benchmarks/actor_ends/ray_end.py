@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 import time
 from typing import Any
 
 import ray
 
-from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
+from benchmarks.actor_ends.end import Blocking, Worker, strike, timed, wait_asleep
 
 __all__ = ["RayEnd"]
 
@@ -73,12 +72,12 @@ class RayEnd(Blocking):
     def cpu_s(self) -> float:
         return float(ray.get(self._actors[0].cpu_s.remote()))
 
-    def kill(self, path: str) -> float:
+    def kill(self, path: str, how: str) -> float:
         pid = ray.get(self._actors[0].pid.remote())
         pending = self._actors[0].nap.remote(path)
         wait_asleep(path)
         begun_s = time.perf_counter()
-        os.kill(pid, signal.SIGKILL)
+        strike(pid, path, how)
         try:
             ray.get(pending)
         except ray.exceptions.RayActorError:

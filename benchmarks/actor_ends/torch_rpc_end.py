@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import socket
 import time
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
+from benchmarks.actor_ends.end import Blocking, Worker, strike, timed, wait_asleep
 
 __all__ = ["RpcEnd"]
 
@@ -107,12 +106,12 @@ class RpcEnd(Blocking):
     def cpu_s(self) -> float:
         return float(rpc.rpc_sync(self._names[0], _do, ("cpu_s",)))
 
-    def kill(self, path: str) -> float:
+    def kill(self, path: str, how: str) -> float:
         pid = self.pids()[0]
         pending = rpc.rpc_async(self._names[0], _do, ("nap", path))
         wait_asleep(path)
         begun_s = time.perf_counter()
-        os.kill(pid, signal.SIGKILL)
+        strike(pid, path, how)
         try:
             pending.wait()
         except RuntimeError:

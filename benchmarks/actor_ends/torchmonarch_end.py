@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from typing import Any
 
 import monarch.actor
 from monarch.actor import Actor, endpoint
 
-from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
+from benchmarks.actor_ends.end import Blocking, Worker, strike, timed, wait_asleep
 
 __all__ = ["MonarchEnd"]
 
@@ -112,12 +110,12 @@ class MonarchEnd(Blocking):
     def cpu_s(self) -> float:
         return float(self._first.cpu_s.call_one().get())
 
-    def kill(self, path: str) -> float:
+    def kill(self, path: str, how: str) -> float:
         pid = self._first.pid.call_one().get()
         pending = self._first.nap.call_one(path)
         wait_asleep(path)
         begun_s = time.perf_counter()
-        os.kill(pid, signal.SIGKILL)
+        strike(pid, path, how)
         try:
             pending.get()
         except Exception:  # noqa: BLE001 -- which one differs with the moment

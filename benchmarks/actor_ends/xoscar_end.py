@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -13,7 +11,7 @@ from typing import Any, TypeVar
 import xoscar
 from xoscar.backends.allocate_strategy import ProcessIndex
 
-from benchmarks.actor_ends.end import End, Worker, wait_asleep
+from benchmarks.actor_ends.end import End, Worker, strike, wait_asleep
 
 __all__ = ["XoscarEnd"]
 
@@ -159,15 +157,15 @@ class XoscarEnd(End):
 
         return self._run(ask())
 
-    def kill(self, path: str) -> float:
-        return self._run(self._kill(path))
+    def kill(self, path: str, how: str) -> float:
+        return self._run(self._kill(path, how))
 
-    async def _kill(self, path: str) -> float:
+    async def _kill(self, path: str, how: str) -> float:
         pid = await self._actors[0].pid()
         pending = asyncio.ensure_future(self._actors[0].nap(path))
         await asyncio.to_thread(wait_asleep, path)
         begun_s = time.perf_counter()
-        os.kill(pid, signal.SIGKILL)
+        strike(pid, path, how)
         try:
             await pending
         except Exception:  # noqa: BLE001 -- which one differs with the moment

@@ -7,18 +7,22 @@ import os
 import sys
 
 import monarch_hpc
-from benchmarks.rdma import Owner, measure_ours
+from benchmarks.rdma import Owner, measure_ours, measure_pieces
+
+__all__ = ["measure_over"]
 
 
-def main() -> None:
-    """Measure between this process and a proc."""
+def measure_over(fabric: str, order: str) -> None:
+    """Measure between this process and a proc whose `fabric.order` is *order*; the path must begin with *fabric*."""
     num_bytes, num_rounds = map(int, sys.argv[1:])
-    os.environ["MONARCH_HPC_FABRIC__ORDER"] = "[ucx, tcp]"
+    os.environ["MONARCH_HPC_FABRIC__ORDER"] = order
     with monarch_hpc.hosts() as hosts, hosts.spawn_procs(per_host={"p": 1}) as procs:
-        found, path = measure_ours(procs.spawn("owner", Owner), num_bytes, num_rounds)
-    assert path.startswith("ucx"), path
+        owner = procs.spawn("owner", Owner)
+        found, path = measure_ours(owner, num_bytes, num_rounds)
+        found["pieces"] = measure_pieces(owner, num_rounds)[1]
+    assert path.startswith(fabric), path
     print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    measure_over("ucx", "[ucx, tcp]")

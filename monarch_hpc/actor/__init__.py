@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from monarch_hpc.actor.endpoint_wrappers import wrap_endpoints
     from monarch_hpc.actor.future import Future
     from monarch_hpc.actor.local_future import returns_future
+    from monarch_hpc.actor.metrics import get_meter
     from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
-    from monarch_hpc.actor.spans import get_meter, span, trace_endpoints, traced
+    from monarch_hpc.actor.spans import span, trace_endpoints, traced
     from monarch_hpc.actor.transports import ChannelTransport, attach, enable_transport
     from monarch_hpc.core.errors import ActorDied, ActorError, SupervisionError
     from monarch_hpc.core.shape import Extent, Point
@@ -75,7 +76,7 @@ _HOMES = {
     "config": "actor.config:",
     "default_bootstrap_cmd": "mesh.bootstrap_command",
     "enable_transport": "actor.transports",
-    "get_meter": "actor.spans",
+    "get_meter": "actor.metrics",
     "get_or_spawn_controller": "mesh.program.registry",
     "hosts": "mesh.current",
     "returns_future": "actor.local_future",

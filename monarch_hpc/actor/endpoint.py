@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from monarch_hpc.core.arguments import check_flag, check_seconds
@@ -30,13 +30,17 @@ class Actor:
     `__init__` runs in the proc before the first message; the messages of one actor are handled one
     at a time, in the order in which each sender sent them.
 
-    Two more methods are called where a class has them, `def` or `async def`:
+    Four more methods are called where a class has them, `def` or `async def`:
 
     - ``__supervise__(self, failure: MeshFailure) -> bool`` when something that this actor spawned has
       failed; returning True marks the failure as handled. Otherwise this actor fails too, and the failure
       goes to its owner. In a class of coroutines it runs while endpoints wait, in others between messages.
     - ``__cleanup__(self, error: BaseException | None)`` when the actor ends; *error* is the cause, or None.
       Running coroutines have been cancelled before; everything that the actor spawned is stopped after.
+    - ``__checkpoint__(self) -> object`` between two messages, for `ProcMesh.checkpoint`: returns all that the actor
+      needs to go on, which can be pickled.
+    - ``__restore__(self, state)`` in an actor that was made again, after the constructor and before any message: gets
+      what ``__checkpoint__`` had returned at the last checkpoint; it is not called if there was none.
     """
 
     @property
@@ -48,6 +52,18 @@ class Actor:
         """Answer once the constructor has run; see `ActorMesh.initialized`."""
         return True
 
+    def _monarch_checkpoint(self, path: str) -> bytes | Awaitable[bytes]:
+        """See `actor.states.take`."""
+        from monarch_hpc.actor.states import take  # with the serializer, which a program loads later
+
+        return take(self, path)
+
+    def _monarch_restore(self, state: bytes | str) -> Awaitable[None] | None:
+        """See `actor.states.restore`."""
+        from monarch_hpc.actor.states import restore
+
+        return restore(self, state)
+
 
 class EndpointMethod(Generic[P, R]):
     """A method marked with `endpoint`; inside the actor it is called like any method.
@@ -57,6 +73,7 @@ class EndpointMethod(Generic[P, R]):
         timeout_s: how long it may run; None for no limit.
         explicit: whether it takes a response port as its first argument, and answers through that port.
         plain: whether a bare function call serves it: not a coroutine, no timeout, no response port.
+        propagate: gives the shapes of the result for `Endpoint.rref`; None to take them from the first call.
     """
 
     def __init__(
@@ -66,10 +83,12 @@ class EndpointMethod(Generic[P, R]):
         concurrent: bool = False,
         timeout_s: float | None = None,
         explicit: bool = False,
+        propagate: object = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"@endpoint marks methods; got {function!r}")
         self.function = function
+        self.propagate = propagate
         self.signature = inspect.signature(function)
         if explicit:
             first, *others = self.signature.parameters.values()
@@ -124,7 +143,11 @@ class _Mark(Protocol):
 def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
 @overload
 def endpoint(
-    *, concurrent: bool = False, timeout: float | None = None, explicit_response_port: bool = False
+    *,
+    concurrent: bool = False,
+    timeout: float | None = None,
+    explicit_response_port: bool = False,
+    propagate: object = None,
 ) -> _Mark: ...
 def endpoint(
     function: Callable[..., Any] | None = None,
@@ -133,6 +156,7 @@ def endpoint(
     concurrent: bool = False,
     timeout: float | None = None,
     explicit_response_port: bool = False,
+    propagate: object = None,
 ) -> Any:  # the overloads say it exactly
     """Let other actors and the controller call this method; a class may mix `def` and `async def`.
 
@@ -145,6 +169,8 @@ def endpoint(
             cancelled; a function cannot be, and keeps its actor busy until it returns.
         explicit_response_port: pass a port before the caller's arguments. The first value sent to that port is
             the answer, at any time and from any thread; the return value is ignored.
+        propagate: a function of the same arguments, without ``self``, that returns tensors of the shapes of the
+            result, for calls with `rref`. None or ``cached``: the first call with arguments of certain shapes waits.
 
     Raises:
         TypeError: an argument of the wrong type; *concurrent* on a function that is not a coroutine function; no
@@ -155,7 +181,13 @@ def endpoint(
     check_flag("explicit_response_port", explicit_response_port)
 
     def mark(function: Callable[..., Any], /) -> EndpointMethod[..., Any]:
-        return EndpointMethod(function, concurrent=concurrent, timeout_s=timeout, explicit=explicit_response_port)
+        return EndpointMethod(
+            function,
+            concurrent=concurrent,
+            timeout_s=timeout,
+            explicit=explicit_response_port,
+            propagate=propagate,
+        )
 
     return mark if function is None else mark(function)
 

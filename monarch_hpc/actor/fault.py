@@ -15,10 +15,11 @@ from time import sleep
 from types import FrameType
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import EXIT_CODES, DeathKind
 from monarch_hpc.core.process.thread import Thread, in_main_thread
 from monarch_hpc.core.text.description import trace_of
 
-__all__ = ["MeshFailure", "end_program", "exit_on_faults", "print_error", "run_fault_hook"]
+__all__ = ["MeshFailure", "end_program", "end_taken_over", "exit_on_faults", "print_error", "run_fault_hook"]
 
 _SIGNAL = signal.SIGURG
 """Interrupts the main thread in any wait. Ignored by default, and used by no library that we know of."""
@@ -49,6 +50,7 @@ class MeshFailure:
         cause: the exception that it raised, or the end of its proc, in words.
         trace: the formatted traceback; empty if there is none.
         class_name: module and name of the actor's class; empty if the owner does not know it.
+        kind: what kind of end it was.
     """
 
     mesh_name: str
@@ -57,6 +59,7 @@ class MeshFailure:
     cause: str
     trace: str = ""
     class_name: str = ""
+    kind: DeathKind = DeathKind.RAISED
 
     def __str__(self) -> str:
         return f"{self.where} died: {self.cause}"
@@ -74,7 +77,9 @@ def print_error(text: str) -> None:
 
 
 def end_program(failure: MeshFailure) -> None:
-    """Print the failure and end the program with exit code 1: its main thread raises `SystemExit`.
+    """Print the failure and end the program: its main thread raises `SystemExit`.
+
+    The exit code is 1; 78 after a node failure, 79 at a time limit or preemption: see `core.death.EXIT_CODES`.
 
     If that thread is in C code that no signal interrupts, the process exits 10 s later, without the program's clean-up;
     its procs are ended first.
@@ -83,6 +88,17 @@ def end_program(failure: MeshFailure) -> None:
     """
     advice = "handle it in the owner's __supervise__, or assign monarch_hpc.actor.unhandled_fault_hook"
     print_error(f"monarch-hpc: unhandled failure ({advice}): {failure.report()}")
+    _end(EXIT_CODES.get(failure.kind, 1))
+
+
+def end_taken_over(why: str) -> None:
+    """Print *why* this program does not rule its run any more, and end it with code 77, otherwise as `end_program`."""
+    print_error(f"monarch-hpc: {why}; this program ends")
+    _end(EXIT_CODES[DeathKind.FENCED])
+
+
+def _end(code: int) -> None:
+    _leaving.code = code
     main = main_thread()
     if _leaving.armed and main.ident is not None:
         signal.pthread_kill(main.ident, _SIGNAL)
@@ -114,18 +130,20 @@ class _Leaving:
     Attributes:
         armed: whether the handler of our signal is installed.
         reacted: whether that handler has run.
+        code: the process's exit code.
         abandon: ends the program's procs without its main thread; None outside `exit_on_faults`.
     """
 
     def __init__(self) -> None:
         self.armed = False
         self.reacted = False
+        self.code = 1
         self.abandon: Callable[[], None] | None = None
 
     def leave(self, _signal: int, _frame: FrameType | None) -> None:
         """Handle the signal: raise SystemExit in the main thread."""
         self.reacted = True
-        raise SystemExit(1)
+        raise SystemExit(self.code)
 
 
 _leaving = _Leaving()
@@ -179,4 +197,4 @@ def _force_exit(at: tuple[FrameType | None, int]) -> None:
     )
     if abandon is not None:
         Thread(abandon).join(_ABANDON_S)
-    os._exit(1)
+    os._exit(_leaving.code)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Generator, Sequence
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from monarch_hpc.actor.running_loop import running_loop, warn_of_blocking
+from monarch_hpc.actor.running_loop import keep_awake, running_loop, warn_of_blocking
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.text.description import trace_of
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.interrupts import from_handler
 
 if TYPE_CHECKING:
     import asyncio
@@ -167,12 +168,14 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
             self.add_done_callback(done)
             place = self._begin_wait()
+            rest = keep_awake(loop)
             try:
                 yield from waiter.__await__()
             except BaseException:
                 self._abandon(done)
                 raise
             finally:
+                rest()
                 self._end_wait(place)
         if self._state is _CANCELLED:
             raise asyncio.CancelledError
@@ -206,6 +209,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         """Call *callback* with this future when it is done; at once if it is done already.
 
         The callback may run on the thread that drives all I/O, so it must be short and must not wait for other futures.
+        What it raises there is logged, `SystemExit` too.
         """
         with _state_lock:
             if self._state is _RUNNING:
@@ -294,7 +298,10 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         except BaseException as error:
             if not self._engine.driving:
                 raise
-            self._engine.defer(error)
+            if from_handler(error):
+                self._engine.defer(error)
+            else:  # the thread that drives is not the callback's to end
+                _log.error("a callback of %r failed:\n%s", self, trace_of(error))
 
     # ---- the parts of a read ----
 

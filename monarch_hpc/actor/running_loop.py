@@ -12,13 +12,21 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
+from monarch_hpc.core.process.thread import in_main_thread
 
-__all__ = ["is_cancellation", "running_loop", "warn_of_blocking"]
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, TimerHandle
+
+__all__ = ["is_cancellation", "keep_awake", "running_loop", "warn_of_blocking"]
+
+_TICK_S = 0.2
+"""Longest time that the kernel of a notebook takes to notice an interrupt, where nothing else wakes its loop."""
+
+_awake: dict[AbstractEventLoop, tuple[int, TimerHandle]] = {}  # the number of coroutines that wait, and the next tick
 
 _TEXT = (
     "get() blocks the running event loop, and all other coroutines on it, until there is an answer: "
@@ -32,6 +40,34 @@ def running_loop() -> AbstractEventLoop | None:
     # Another thread may be in the middle of loading it: then no loop runs yet.
     find = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return None if find is None else find()
+
+
+def keep_awake(loop: AbstractEventLoop) -> Callable[[], None]:
+    """Wake the loop of a notebook's kernel a few times a second; returns what ends that. Elsewhere it does nothing.
+
+    ipykernel's handler of an interrupt adds a callback that cancels the cell, which wakes no loop that sleeps: a cell
+    that awaits a call would go on until its answer comes.
+    """
+    if "ipykernel" not in sys.modules or not in_main_thread():
+        return _nothing
+
+    def tick() -> None:
+        _awake[loop] = _awake[loop][0], loop.call_later(_TICK_S, tick)
+
+    def end() -> None:
+        num, timer = _awake.pop(loop)
+        if num > 1:
+            _awake[loop] = num - 1, timer
+        else:
+            timer.cancel()
+
+    known = _awake.get(loop)
+    _awake[loop] = (1, loop.call_later(_TICK_S, tick)) if known is None else (known[0] + 1, known[1])
+    return end
+
+
+def _nothing() -> None:
+    pass
 
 
 def is_cancellation(error: BaseException) -> bool:

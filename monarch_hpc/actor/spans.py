@@ -1,51 +1,71 @@
-"""OpenTelemetry spans and meters, for programs that install it; without it spans do nothing, at no cost."""
+"""Spans of a program's work, kept in the table `spans`, and passed on to OpenTelemetry where the program uses it."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
-import importlib
 import inspect
+import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, overload
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint_wrappers import wrap_endpoints
+from monarch_hpc.actor.metrics import LIBRARY, Tag, check_tags, own_recorder
+from monarch_hpc.core.arguments import check_text
+from monarch_hpc.telemetry.rings import SpanRecord
 
-__all__ = ["get_meter", "span", "trace_endpoints", "traced"]
+__all__ = ["span", "trace_endpoints", "traced"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NAME = "monarch_hpc"
+_around: contextvars.ContextVar[int] = contextvars.ContextVar("monarch_hpc_span", default=0)
+"""Number of the innermost span that this code runs in."""
 
 
-def _library(name: str) -> Any:
-    # Imported by name: it is an optional dependency of the program.
-    return importlib.import_module(f"opentelemetry.{name}")
+class span:  # noqa: N801 used as a function is
+    """Record how long a block takes: ``with span("load"):``; in the table `spans`, from its begin on.
 
+    Its value is the span of OpenTelemetry if the program has imported that, with the actor's name; else None.
 
-def get_meter() -> Any:
-    """Return the OpenTelemetry meter of this package; its instruments report to the program's provider.
+    Args:
+        tags: texts and numbers that are recorded with it.
 
     Raises:
-        ModuleNotFoundError: ``opentelemetry-api`` is not installed.
+        TypeError: the name is not a str, or a tag is not a text or a number.
     """
-    try:
-        return _library("metrics").get_meter(_NAME)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("get_meter() needs OpenTelemetry: install opentelemetry-api") from error
 
+    def __init__(self, name: str, /, **tags: Tag) -> None:
+        self._name = check_text("the name of a span", name, filled=True)
+        self._tags = check_tags(name, tags)
+        self._record: SpanRecord | None = None
+        self._theirs: contextlib.AbstractContextManager[Any] | None = None
 
-def span(name: str) -> contextlib.AbstractContextManager[Any]:
-    """An OpenTelemetry span with the actor's name: ``with span("load"):``. Does nothing if it is not installed."""
-    try:
-        trace = _library("trace")
-    except ModuleNotFoundError:
-        return contextlib.nullcontext()
-    attributes = {"monarch_hpc.actor": context().actor_name}
-    started = trace.get_tracer(_NAME).start_as_current_span(name, attributes=attributes)
-    return cast("contextlib.AbstractContextManager[Any]", started)
+    def __enter__(self) -> Any:
+        recorder, here = own_recorder(), context()
+        names = recorder.names
+        tags = names.tags(self._tags) if self._tags else 0
+        self._record = recorder.rings.span(here.mark, names.span(self._name), tags, _around.get())
+        self._outer = _around.set(self._record.number)
+        trace = sys.modules.get("opentelemetry.trace")  # who uses it has imported it
+        if trace is None:
+            return None
+        attributes = {"monarch_hpc.actor": here.actor_name, **self._tags}
+        self._theirs = trace.get_tracer(LIBRARY).start_as_current_span(self._name, attributes=attributes)
+        return self._theirs.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        record, self._record = self._record, None
+        if record is not None:
+            _around.reset(self._outer)
+            record.end(failed=kind is not None)
+        theirs, self._theirs = self._theirs, None
+        return theirs is not None and bool(theirs.__exit__(kind, error, trace))
 
 
 @overload

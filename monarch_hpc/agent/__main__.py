@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch_hpc.agent.children.predecessor import end_predecessor
 from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, fork_zygote, launch_zygote
 from monarch_hpc.allocation.attempts import attempt_folder, attempt_identity
 from monarch_hpc.allocation.files import KEY_BYTES
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     raise_file_limit()
     forbid_core_dumps()
     allocation = attempt_identity(options.allocation, options.attempt)
+    if options.again:
+        end_predecessor(allocation, options.allocation, options.rank)
     settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
     # Before anything that procs must not inherit: the key, logging, threads. It goes on loading what procs need while
     # this process loads what agents need: the first proc has to wait for both.
@@ -63,7 +66,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     first_zygote = fork_zygote(settings) or launch_zygote(settings)
     logging.basicConfig(level=logging.INFO, format=f"agent {name}: %(message)s", stream=sys.stderr)
     try:
-        code = _serve(options, name, environment, settings, first_zygote)
+        code = _serve(options, tuple(arguments), name, environment, settings, first_zygote)
     except (MonarchError, OSError) as error:
         logging.error("%s", error)
         code = error.exit_code if isinstance(error, MonarchError) else 1
@@ -77,6 +80,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _serve(
     options: argparse.Namespace,
+    arguments: tuple[str, ...],
     name: str,
     environment: Mapping[str, str],
     settings: ZygoteSettings,
@@ -88,6 +92,8 @@ def _serve(
     from monarch_hpc.allocation.settings import read_config
 
     key = _read_key()  # it comes last: the configuration is there
+    if not options.lifeline:
+        _close_input()
     config = read_config(options.directory)
     local_place = (options.rank, options.num_hosts) if options.local else None
     grant = read_grant(environment, config, local_place)
@@ -102,7 +108,11 @@ def _serve(
         job_id=int(environment["SLURM_JOB_ID"]) if environment.get("SLURM_JOB_ID", "").isdecimal() else None,
         host_names=_host_names(options, environment),
         environment=environment,
+        group=options.group,
+        component=options.component,
         ready_fd=options.ready,
+        arguments=arguments,
+        relaunches=options.relaunches,
     )
     codes: list[int] = []
 
@@ -154,6 +164,13 @@ def _read_key() -> bytes:
     return key
 
 
+def _close_input() -> None:
+    """Let go of the key's file: its removal would leave a hidden file on NFS while it is open."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
 def _host_names(options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
     if options.local:
         return [f"local{rank}" for rank in range(options.num_hosts)]
@@ -172,8 +189,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--attempt", type=int, default=0, help="the job's attempt, from 1; 0 if there is no job")
     parser.add_argument("--rank", type=int, required=True, help="rank of this host, from 0")
     parser.add_argument("--num-hosts", type=int, required=True)
+    parser.add_argument("--group", default="", help="name of this host's group; empty if there are no groups")
+    parser.add_argument("--component", type=int, default=-1, help="of a heterogeneous job, that has this host")
     parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")
     parser.add_argument("--lifeline", action="store_true", help="end at the end of standard input")
+    parser.add_argument("--relaunches", action="store_true", help="start agents of this machine again that were lost")
+    parser.add_argument("--again", action="store_true", help="take the place of an agent that was lost, and end it")
     parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory, see core.storage")
     parser.add_argument("--ready", type=int, default=-1, help="pipe to write a byte to once the allocation is ready")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that procs run")

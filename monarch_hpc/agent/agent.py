@@ -18,8 +18,12 @@ from monarch_hpc.agent.procs.zygote_pool import MAX_PROCS_PER_ORDER, ZygotePool
 from monarch_hpc.agent.programs.table import Programs
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.death import Death
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.recent import Recent
+from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.control.clocks import ClockTold
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, SetLogs
 from monarch_hpc.wire.control.procs import ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
@@ -27,11 +31,16 @@ from monarch_hpc.wire.control.questions import Ask, Portion
 from monarch_hpc.wire.control.runs import CloseRun, RunClosed
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.tables.answer import answer
+from monarch_hpc.wire.tables.profiles import PROFILES
+from monarch_hpc.wire.tables.stacks import STACKS
 
 __all__ = ["Agent"]
 
 _SWEEP_S = 5.0
 _SWEEP_RETRY_S = 0.01
+
+_KEEP_ORDERS = 4096
+"""Meshes whose order is remembered, as it may come again from the next head; that comes within a minute."""
 
 _log = Logger(__name__)
 
@@ -66,13 +75,24 @@ class Agent:
         self._reaper = reaper
         self._programs = programs
         self._send = send
-        self._procs = ProcTable(engine, settings, steps, reaper, send, self._settle)
+        telemetry = settings.telemetry
+        self._clock = ClockComparison(
+            settings.name, telemetry.clock_exchanges, telemetry.clock_interval_s, send, engine.call_later
+        )
+        self._procs = ProcTable(engine, settings, steps, reaper, send, self._settle, self._clock)
         self._spawner = ProcSpawner(engine, settings, zygotes, steps, outlet, send, self._procs)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
         self._clearing = False
+        self._ordered: Recent[tuple[str, int], bool] = Recent(_KEEP_ORDERS)
         self.seated = False
         self._leaving: Callable[[int], None] | None = None
+
+    def join(self) -> None:
+        """Begin this host's part in the allocation; the head knows it."""
+        if not self.seated:
+            self.seated = True
+            self._engine.call_soon(self._clock.start)
 
     def handle(self, message: Message) -> None:
         """Carry out one message from the head; a failure is answered at once."""
@@ -85,9 +105,10 @@ class Agent:
     def _fail(self, message: Message, problem: str) -> None:
         match message:
             case SpawnProcs():
-                first = message.first_rank[message.hosts.index(self._settings.rank)]
-                left = set(range(first, first + message.per_host))
+                left = set(message.ranks_on(self._settings.rank))
                 for proc in self._procs.of_mesh(message.run, message.mesh):
+                    if proc.start.rank not in left:
+                        continue
                     left.discard(proc.start.rank)
                     proc.cause = problem
                     self._procs.end(proc, problem)  # if already forked, `on_forked` kills it
@@ -126,19 +147,32 @@ class Agent:
                 for proc in self._procs.of_mesh(message.run, message.mesh):
                     proc.output.flush()
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
+            case ClockTold():
+                self._clock.take(message)
             case _:
                 _log.warning("the head sent %s, which agents do not handle", type(message).__name__)
 
-    def rows(self, question: Ask) -> Portion | None:
-        """Return this host's rows; None if they cannot be read."""
+    def rows(self, question: Ask, max_bytes: int, reply: Callable[[Portion | None], None]) -> None:
+        """Pass on this host's rows, up to *max_bytes* of rows of the past; None if they cannot be read."""
+        source = f"host {self._settings.name}"
         try:
-            return answer(question, f"host {self._settings.name}", self._procs.sources)
+            if question.table == STACKS.name:
+                self._procs.stacks(question, lambda rows: reply(Portion(source, STACKS.render(rows, question.where))))
+            elif question.table == PROFILES.name:
+                where = question.where
+                self._procs.profiles(question, lambda rows: reply(Portion(source, PROFILES.render(rows, where))))
+            else:
+                reply(answer(question, source, self._procs.sources, max_bytes))
         except Exception:  # noqa: BLE001 a callback's edge: the hosts behind this one are to be asked all the same
             _log.exception("rows of %s could not be read", question.table)
-            return None
+            reply(None)
 
-    def leave(self, grace_s: float, done: Callable[[int], None]) -> None:
-        """End all procs and zygotes and everything they started; call *done* with the number of processes left."""
+    def leave(self, grace_s: float, done: Callable[[int], None], why: Death | None = None) -> None:
+        """End all procs and zygotes and everything they started; call *done* with the number of processes left.
+
+        Args:
+            why: stands in the reports of the procs' ends, if nobody has asked for them.
+        """
         if self._leaving is not None:
             return
         self._leaving = done
@@ -146,6 +180,7 @@ class Agent:
             self._zygotes.close()
             done(0)
             return
+        self._procs.ending = why
         for proc in self._procs:
             self._procs.stop(proc, grace_s)
         self._programs.leave(grace_s)
@@ -160,8 +195,11 @@ class Agent:
     # ---- starting ----
 
     def _spawn(self, order: SpawnProcs) -> None:
+        if order.again and (order.run, order.mesh) in self._ordered:
+            return
+        self._ordered[order.run, order.mesh] = True
         first = order.first_rank[order.hosts.index(self._settings.rank)]
-        ranks = [(first + local_rank, local_rank) for local_rank in range(order.per_host)]
+        ranks = [(rank, rank - first) for rank in order.ranks_on(self._settings.rank)]
         problem = self._refusal(order)
         while ranks and not problem:
             most = len(ranks) if order.mpi else MAX_PROCS_PER_ORDER
@@ -185,8 +223,7 @@ class Agent:
         running = [proc.start.rank for proc in self._procs.of_mesh(order.run, order.mesh)]
         if running and not order.restarts:
             return f"mesh {order.mesh} exists already in this run"
-        first = order.first_rank[order.hosts.index(self._settings.rank)]
-        taken = sorted(rank for rank in running if first <= rank < first + order.per_host)
+        taken = sorted(set(running).intersection(order.ranks_on(self._settings.rank)))
         return f"rank {taken[0]} of mesh {order.mesh} runs here, and is not to be replaced yet" if taken else ""
 
     # ---- ending ----

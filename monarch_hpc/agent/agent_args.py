@@ -18,7 +18,10 @@ class AgentArgs:
         folder: where agents and head exchange files: *directory*, or its subfolder for this attempt of the job.
         host_names: names of all hosts by rank; empty if Slurm does not provide them.
         environment: variables that procs inherit.
+        group, component: see `HostEntry`.
         ready_fd: a pipe to which the head writes a byte once `ready.json` is there; -1 for none.
+        arguments: the agent's command line, without the interpreter and the module.
+        relaunches: whether all hosts are this machine, and the head may start their agents again.
     """
 
     directory: Path
@@ -31,7 +34,16 @@ class AgentArgs:
     job_id: int | None
     host_names: list[str]
     environment: Mapping[str, str]
+    group: str = ""
+    component: int = -1
     ready_fd: int = -1
+    arguments: tuple[str, ...] = ()
+    relaunches: bool = False
+
+    @property
+    def slurm_job_id(self) -> int | None:
+        """The Slurm job that the allocation is, or is in as a whole; None for embedded hosts, which may be in any."""
+        return self.job_id if self.owns_job else None
 
     @property
     def owns_job(self) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.resources.grant import Grant
-from monarch_hpc.config.schema import FabricConfig, LogsConfig, ProcsConfig, TransportConfig, UcxConfig
+from monarch_hpc.config import Config
+from monarch_hpc.config.schema import FabricConfig, LogsConfig, ProcsConfig, RecordingConfig, TransportConfig, UcxConfig
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.supervision.lease import Lease
@@ -19,7 +23,6 @@ class ProcSettings:
         listen_hosts: IP addresses for procs to listen on.
         heartbeat_s: seconds between two checks of the procs' state.
         lease: how long a proc may be stopped by a signal.
-        keep_dead: number of dead procs whose records are kept.
         addresses: listening addresses of the agent.
         segments: folder for shared memory; may be empty.
         forwarders: addresses of the head's agent; filled in when known.
@@ -37,10 +40,43 @@ class ProcSettings:
     addresses: list[str]
     segments: str
     forwarders: list[str]
-    keep_dead: int
+    telemetry: RecordingConfig
     procs: ProcsConfig
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
     slurm: SlurmIds
     logs: LogsConfig
+
+    @classmethod
+    def of(
+        cls,
+        args: AgentArgs,
+        config: Config,
+        grant: Grant,
+        addresses: list[str],
+        listen_hosts: list[str],
+        segments: str,
+        forwarders: list[str],
+    ) -> Self:
+        """The settings of an agent that was started with *args*."""
+        return cls(
+            allocation=args.allocation,
+            rank=args.rank,
+            name=args.name,
+            key=args.key,
+            grant=grant,
+            listen_hosts=listen_hosts,
+            heartbeat_s=config.liveness.heartbeat_s,
+            lease=Lease(config.liveness.suspect_s, config.liveness.dead_s),
+            addresses=addresses,
+            segments=segments,
+            forwarders=forwarders,
+            telemetry=config.telemetry,
+            procs=config.procs,
+            limits=config.transport,
+            fabric=config.fabric,
+            ucx=config.ucx,
+            slurm=SlurmIds.of(args.environment),
+            logs=config.logs,
+        )

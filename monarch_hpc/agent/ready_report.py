@@ -1,25 +1,46 @@
-"""The head's report to the login side that it no longer waits for agents."""
+"""An agent's report of its host, and the head's report to the login side that it no longer waits for agents."""
 
 from __future__ import annotations
 
 import os
 
 from monarch_hpc.agent.agent_args import AgentArgs
+from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.allocation.ready import make_ready, write_ready
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.version import PYTHON_VERSION, __version__
 from monarch_hpc.wire.control.allocation import HostEntry
 
-__all__ = ["report_ready"]
+__all__ = ["make_entry", "report_ready"]
 
 _log = Logger(__name__)
 
 
-def report_ready(args: AgentArgs, hosts: list[HostEntry], missing: dict[int, str]) -> None:
-    """Write ``ready.json``; *missing* has the reason for each rank whose agent has not joined."""
+def make_entry(args: AgentArgs, grant: Grant, addresses: list[str], incarnation: int) -> HostEntry:
+    """Return an agent's report of its host; it listens at *addresses*."""
+    return HostEntry(
+        rank=args.rank,
+        name=args.name,
+        addresses=addresses,
+        pid=os.getpid(),
+        python=PYTHON_VERSION,
+        package=__version__,
+        cpus=grant.cpus,
+        gpus=grant.gpus,
+        memory_bytes=grant.memory_bytes,
+        interfaces=grant.interfaces,
+        group=args.group,
+        component=args.component,
+        incarnation=f"{incarnation:x}",
+    )
+
+
+def report_ready(args: AgentArgs, term: int, hosts: list[HostEntry], missing: dict[int, str]) -> None:
+    """Write ``ready.json`` as the head of *term*; *missing* has the reason for each rank whose agent has not joined."""
     names = [_name(args, rank) for rank in missing]
     for rank, why in missing.items():
         _log.warning("%s is missing: %s", _name(args, rank), why)
-    ready = make_ready(args.allocation, args.job_id, hosts, names)
+    ready = make_ready(args.allocation, args.job_id, hosts, names, args.rank, term)
     try:
         write_ready(args.folder, ready)
         if args.ready_fd >= 0:

@@ -1,4 +1,4 @@
-"""The agent's process: receives channels, and routes messages to the agent and, on the first host, to the head."""
+"""The agent's process: receives channels, and routes messages to the agent and, on one host, to the head."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.casts.channels import CastChannels
 from monarch_hpc.agent.children.leftovers import find_leftovers, kill_leftovers
 from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.head.changes import HeadChanges
 from monarch_hpc.agent.head.head import Head
-from monarch_hpc.agent.head.idle import IdleRelease, watch_idle
 from monarch_hpc.agent.head.link import ChannelLink, Link, LocalLink
+from monarch_hpc.agent.head_office import HeadOffice
 from monarch_hpc.agent.output.log_files import LogFiles
+from monarch_hpc.agent.output.own_log import OwnLog
 from monarch_hpc.agent.output.proc_output import Outlet
-from monarch_hpc.agent.output.retention import Retention
 from monarch_hpc.agent.proc_addresses import ProcAddresses
 from monarch_hpc.agent.proc_settings import ProcSettings
 from monarch_hpc.agent.procs.mpi_step import MpiSteps, StepSettings
@@ -24,25 +25,31 @@ from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings
 from monarch_hpc.agent.procs.zygote_pool import ZygotePool
 from monarch_hpc.agent.programs.program import settings_of
 from monarch_hpc.agent.programs.table import Programs, Request
-from monarch_hpc.agent.ready_report import report_ready
+from monarch_hpc.agent.ready_report import make_entry
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
+from monarch_hpc.agent.succession.elections import Elections, ElectionsEnd
+from monarch_hpc.agent.succession.reports import Reports
+from monarch_hpc.agent.succession.search import HeadSearch
+from monarch_hpc.agent.succession.slurm_word import SlurmWord
 from monarch_hpc.agent.termination import Termination
-from monarch_hpc.allocation import files as allocation_files
+from monarch_hpc.allocation.changes import CHANGES
+from monarch_hpc.allocation.files import own_log_path, report_host
+from monarch_hpc.allocation.heads import HeadPlace, claim, read_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.errors import FrameError, TransportError
-from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
+from monarch_hpc.core.death import Death
+from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.version import PYTHON_VERSION, __version__
-from monarch_hpc.supervision.lease import Lease, Liveness
-from monarch_hpc.telemetry.observer import open_witness
+from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
-from monarch_hpc.wire.control.allocation import HostEntry, Join, Roster, ShutDown, ShutDownDone
+from monarch_hpc.wire.control.allocation import Join, Roster, ShutDown, ShutDownDone
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskHosts
 from monarch_hpc.wire.control.refusal import Refused, refuse
@@ -52,7 +59,6 @@ from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["Service"]
 
-_DIAL_RETRY_S = 0.1
 _POLL_S = 0.05
 _FLUSH_S = 2.0
 """Time that a final message may take to be sent before the process ends."""
@@ -61,7 +67,7 @@ _log = Logger(__name__)
 
 
 class Service:
-    """One agent, including the head on the first host; calls *finished* with an exit code when it ends.
+    """One agent, including the head on one of the hosts; calls *finished* with an exit code when it ends.
 
     Args:
         first_zygote: started before this module was loaded.
@@ -86,24 +92,13 @@ class Service:
         self._args = args
         self._config = config
         self._finished = finished
-        limits = config.transport
-        identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
+        self._leaving = False
         self._proc_addresses = ProcAddresses()
-        self._node = Node(engine, identity, args.key, self, limits, forwards=self._proc_addresses.addresses)
+        identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
+        self._node = Node(engine, identity, args.key, self, config.transport, forwards=self._proc_addresses.addresses)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
         listen_hosts = list(grant.interfaces.values())
-        self._host_entry = HostEntry(
-            rank=args.rank,
-            name=args.name,
-            addresses=self._node.listen(listen_hosts),
-            pid=os.getpid(),
-            python=PYTHON_VERSION,
-            package=__version__,
-            cpus=grant.cpus,
-            gpus=grant.gpus,
-            memory_bytes=grant.memory_bytes,
-            interfaces=grant.interfaces,
-        )
+        self._host_entry = make_entry(args, grant, self._node.listen(listen_hosts), identity.incarnation)
         self._reaper = Reaper(engine, cgroup.num_oom_kills)
         self._zygotes = ZygotePool(engine, self._reaper, zygote_settings)
         self._first_zygote = first_zygote
@@ -114,89 +109,97 @@ class Service:
             config.logs.max_file_bytes,
             lambda: engine.call_soon(self._agent.resume_output),
         )
+        self._own_log = OwnLog(partial(self._files.append, own_log_path(args.folder, args.rank)))
         outlet = Outlet(self._files, config.logs, self._send_up, lambda: self._head_link.backlogged)
-        lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
         self._forwarders: list[str] = []
-        proc_settings = ProcSettings(
-            allocation=args.allocation,
-            rank=args.rank,
-            name=args.name,
-            key=args.key,
-            grant=grant,
-            listen_hosts=listen_hosts,
-            heartbeat_s=config.liveness.heartbeat_s,
-            lease=lease,
-            addresses=self._host_entry.addresses,
-            segments=segments,
-            forwarders=self._forwarders,
-            keep_dead=config.telemetry.keep_dead,
-            procs=config.procs,
-            limits=limits,
-            fabric=config.fabric,
-            ucx=config.ucx,
-            slurm=SlurmIds.of(args.environment),
-            logs=config.logs,
-        )
+        addresses = self._host_entry.addresses
+        proc_settings = ProcSettings.of(args, config, grant, addresses, listen_hosts, segments, self._forwarders)
         mpi_steps = MpiSteps(engine, self._reaper, step_settings)
-        program_settings = settings_of(args, config.logs.max_file_bytes)
-        self._programs = Programs(engine, self._reaper, program_settings, self._own_run)
+        self._programs = Programs(engine, self._reaper, settings_of(args, config.logs.max_file_bytes), self._own_run)
         self._agent = Agent(
             engine, proc_settings, self._zygotes, mpi_steps, self._reaper, self._programs, outlet, self._send_up
         )
-        self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, lease, self._on_liveness)
+        self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, proc_settings.lease, self._on_liveness)
         self._casts = CastChannels(
             engine, self._node, self._heartbeat, args.rank, args.num_hosts, config, self._agent.rows
         )
         self.termination = Termination(engine, args, config, segments, lambda: self._head_link, self.end)
         self._links: dict[FrameChannel, ChannelLink] = {}
         self._head_link: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
-        self._head: Head | None = None
-        self._idle: IdleRelease | None = None
-        self._retention: Retention | None = None
+        self._office: HeadOffice | None = None
+        self._reports = Reports()
+        end = ElectionsEnd(self._take_office, self._follow, self._fence)
+        word = SlurmWord(engine, args.slurm_job_id, args.environment)
+        self._elections = Elections(engine, self._node, self._host_entry, config.liveness, word, end)
+        self._search = HeadSearch(
+            *(engine, self._node, self._elections, args.folder, self._deadline, self._forwarders),
+            *(lambda: self._leaving, self._join, self._on_head_lost, self._fail),
+        )
         self._sent_goodbye = False
-        self._leaving = False
         self._code = 0
 
     def start(self) -> None:
         """Report to the head, or become the head.
 
         Raises:
-            AllocationError: the allocation already has a head.
+            AllocationError: another agent of the first host has claimed to be the head, and is not there yet.
         """
         self._zygotes.warm(self._first_zygote, self._config.procs.preload)
         if self._args.owns_job and (num_left := kill_leftovers(find_leftovers())):
             _log.warning("ended %d processes that an earlier allocation of yours had left here", num_left)
-        problem = allocation_files.report_host(self._args.folder, self._host_entry)
-        if self._args.rank == 0:
-            self._start_head(problem)
+        problem = report_host(self._args.folder, self._host_entry)
+        if self._args.rank == 0 and read_head(self._args.folder) is None:
+            claim(self._args.folder, f"process {os.getpid()} on {self._args.name}")
+            self._start_head(problem, HeadPlace(1, 0, self._host_entry.addresses))
         else:
-            self._find_head(problem)
+            self._search.find(problem)
 
-    def _start_head(self, problem: str) -> None:
-        self._retention = Retention(self._args.directory, self._config.logs.keep_runs)
-        allocation_files.claim(self._args.folder, f"process {os.getpid()} on {self._args.name}")
-        self._agent.seated = True
-        head = self._head = Head(
-            self._args.num_hosts,
-            self._engine.clock,
-            self._engine.call_later,
-            self._config.agent.grace_s,
-            partial(report_ready, self._args),
-            self._on_all_left,
-            open_witness,
-            self._config.telemetry.max_answer_bytes,
-            self._config.slurm.notice_s,
+    @property
+    def _head(self) -> Head | None:
+        return None if self._office is None else self._office.head
+
+    def _start_head(self, problem: str, place: HeadPlace) -> None:
+        self._agent.join()
+        journal = HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add
+        office = self._office = HeadOffice(
+            self._reaper, self._args, self._config, place.term, journal, self._on_complete, self._on_all_left
         )
+        head = office.head
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
         self._head_link = LocalLink(
             lambda message: self._engine.call_soon(partial(head.on_agent, agent_link, message)), lambda _reason: None
         )
-        self._engine.call_later(self._deadline.left_s(), head.on_bootstrap_deadline)
-        self._forwarders[:] = self._host_entry.addresses
-        allocation_files.write_head(self._args.folder, self._host_entry.addresses)
+        self._forwarders[:] = place.addresses
+        office.open(place, self._deadline.left_s(), self._elections.hosts, self._elections.last_head)
         head.on_join(agent_link, Join(self._host_entry, problem))
-        self._idle = watch_idle(head, self._config, self._args, self._engine.call_later, self._engine.clock)
         self.termination.start_head(head.deadline)
+
+    def _on_complete(self) -> None:
+        if self._office is not None:
+            self._elections.found(self._office.head.inheritance.agents)
+
+    def _take_office(self, term: int) -> None:
+        if not self._leaving:
+            self._start_head("", HeadPlace(term, self._args.rank, self._host_entry.addresses))
+            self._reports.tell_again(self._head_link.send)
+            assert self._head is not None
+            self._elections.lead(self._head.inheritance.agents)
+
+    def _on_head_lost(self, error: TransportError, heard_s: float = 0.0) -> None:
+        if self._leaving:
+            return
+        if self._args.slurm_job_id is not None:
+            self._own_log.begin()
+        if (isinstance(error, PeerLost) and error.farewell) or not self._elections.seek(str(error), heard_s):
+            _log.warning("lost the head: %s", error)
+            self.leave(self._config.agent.grace_s)
+
+    def _follow(self, heir: HeadPlace) -> None:
+        self._search.follow(heir)
+
+    def _fence(self, why: str) -> None:
+        _log.error("this agent ends: %s", why)
+        self.end()
 
     def _own_run(self, deliver: Callable[[Message], None]) -> tuple[Callable[[Message], None], Callable[[], None]]:
         """Make this agent the owner of a run at its own head, see `agent.programs.table.OwnRun`."""
@@ -207,48 +210,33 @@ class Service:
 
     # ---- the link to the head ----
 
-    def _find_head(self, problem: str) -> None:
-        if self._leaving:
-            return
-        addresses = allocation_files.read_head(self._args.folder)
-        if addresses is not None:
-            self._forwarders[:] = addresses
-            self._node.dial(addresses, 0, partial(self._dialled, problem))
-        elif self._deadline.passed():
-            self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._args.folder}/head.json is missing")
-        else:
-            self._engine.call_later(_POLL_S, partial(self._find_head, problem))
-
-    def _dialled(self, problem: str, result: FrameChannel | TransportError) -> None:
-        if not isinstance(result, TransportError):
-            link = self._links[result] = ChannelLink(result)
-            self._head_link = link
-            self._heartbeat.watch(result)
-            link.send(Join(self._host_entry, problem))
-        elif result.retryable and not self._deadline.passed():
-            self._engine.call_later(_DIAL_RETRY_S, partial(self._find_head, problem))
-        else:
-            self._fail(f"cannot reach the head: {result}")
+    def _join(self, channel: FrameChannel, problem: str) -> None:
+        link = self._head_link = self._links[channel] = ChannelLink(channel)
+        self._heartbeat.watch(channel)
+        link.send(Join(self._host_entry, problem))
+        self._reports.tell_again(self._head_link.send)
 
     def _send_up(self, message: Message) -> None:
         self._proc_addresses.note(message)
         self._casts.note(message)
-        if self._retention is not None and isinstance(message, RunClosed):
-            self._retention.ended(message.run)
+        self._reports.note(message)
+        if self._office is not None:
+            self._office.note(message)
         self._head_link.send(message)
 
     def _on_order(self, message: Message) -> None:
         if not isinstance(message, Refused | ShutDown):
-            self._agent.seated = True
+            self._agent.join()
         match message:
             case ShutDown():
-                self.leave(message.grace_s)
+                self.leave(message.grace_s, message.death)
             case Refused(request="" | "Join"):
                 self._refused(message.problem)
             case Refused():
                 _log.warning("the head refused %s: %s", message.request, message.problem)
             case Roster():
                 self._casts.on_roster(message.hosts)
+                self._elections.on_roster(message.hosts)
             case AskHosts():
                 self._casts.on_ask(message, self._head_link.send)
             case _:
@@ -265,7 +253,7 @@ class Service:
 
     def on_channel(self, channel: FrameChannel) -> None:
         """Accept a channel: anyone's on the head; elsewhere only those of agents and procs, which carry casts."""
-        if self._head is None:
+        if self._head is None or channel.peer.link:  # a proc of another allocation may cast, and nothing else
             if not self._casts.on_channel(channel):
                 channel.close("this agent is not the head")
             return
@@ -278,9 +266,9 @@ class Service:
         """Handle a control message or a frame of a cast; frames of other kinds close the channel."""
         if channel.error is not None:
             return  # sent before the peer noticed that this side closed
-        if self._casts.on_frame(channel, frame):
-            return
         link = self._links.get(channel)
+        if (link is None and self._elections.on_frame(channel, frame)) or self._casts.on_frame(channel, frame):
+            return
         if link is None or frame.kind is not Kind.CONTROL:
             channel.close(f"an agent does not accept {frame.kind.name} frames")
             return
@@ -300,16 +288,22 @@ class Service:
 
     def _on_message(self, channel: FrameChannel, link: ChannelLink, message: Message) -> None:
         head = self._head
+        if channel.peer.role is Role.AGENT and self._elections.on_message(channel, message):
+            return
         if head is None:
-            self._on_order(message)
+            if link is self._head_link:
+                self._on_order(message)
         elif channel.peer.role is not Role.AGENT and isinstance(message, Request):
             self._programs.handle(message, link.send)
+        elif channel.peer.role is Role.CONTROLLER and isinstance(message, LinkGiven | LinkOver):
+            self._casts.on_link(message, link.send)
         elif channel.peer.role is not Role.AGENT:
             head.on_client(link, message)
             if head.owns(link) and not channel.peer.address.startswith("tcp://127."):
                 self._heartbeat.watch(channel)
         elif isinstance(message, Join):
             head.on_join(link, message)
+            self._elections.greet(link)
         else:
             self._proc_addresses.note(message)
             head.on_agent(link, message)
@@ -323,11 +317,10 @@ class Service:
         if self._casts.on_lost(channel, error) or link is None:
             return
         if self._head is None:
-            if not self._leaving:
-                _log.warning("lost the head: %s", error)
-                self.leave(self._config.agent.grace_s)
-            elif self._sent_goodbye:
+            if self._leaving and self._sent_goodbye:
                 self._end()
+            elif link is self._head_link:
+                self._on_head_lost(error, channel.received_s)
             return
         # The peer was declared lost here and in its run. If only its network was cut, it must not return: fence it.
         fenced = [] if channel.peer.role is Role.TOOL else [channel.peer.incarnation]
@@ -353,33 +346,40 @@ class Service:
         else:
             self.leave(self._config.procs.stop_s)
 
-    def leave(self, grace_s: float) -> None:
+    def leave(self, grace_s: float, why: Death | None = None) -> None:
         """End this host's procs and what they left behind, report to the head, and end."""
         if not self._leaving:
             self._leaving = True
-            self._agent.leave(grace_s, self._on_left)
+            self._elections.close()
+            self._agent.leave(grace_s, self._on_left, why)
 
     def _on_left(self, num_left: int) -> None:
         if num_left:
             _log.warning("%d processes of this allocation survive SIGKILL", num_left)
         self._head_link.send(ShutDownDone({self._args.name: num_left}))
         self._sent_goodbye = True
-        if self._head is None:
-            if self._head_link not in self._links.values():
-                self._end()
+        if self._head is None and self._head_link not in self._links.values():
+            self.termination.outlast_head(self._end)
+        elif self._head is None:
             # Normally the head closes the channel first, when it has received the report.
             self._engine.call_later(_FLUSH_S, self._end)
 
     def _on_all_left(self) -> None:
-        if self._idle is not None:
-            self._idle.finish()
+        if self._office is not None:
+            self._office.finish()
         self._node.close("the allocation is over")
-        self._engine.call_later(_FLUSH_S, self._end)
+        self._engine.call_later(_FLUSH_S, self._end_job)
         self._end_when_closed()
 
     def _end_when_closed(self) -> None:
         if self._node.channels:
             self._engine.call_later(_POLL_S, self._end_when_closed)
+        else:
+            self._end_job()
+
+    def _end_job(self) -> None:
+        if self._office is not None and self._office.is_heir:
+            self.termination.outlast_head(self._end, wanted=True)
         else:
             self._end()
 
@@ -391,7 +391,8 @@ class Service:
 
     def _end(self) -> None:
         finished, self._finished = self._finished, lambda _code: None
+        self._own_log.close()
         self._files.close(_FLUSH_S)
-        if self._retention is not None:
-            self._retention.close(_FLUSH_S)
+        if self._office is not None:
+            self._office.close(_FLUSH_S)
         finished(self._code)

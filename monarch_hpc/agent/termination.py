@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.head.deadline import HeadDeadline
 from monarch_hpc.agent.head.link import ChannelLink, Link
 from monarch_hpc.agent.resources.job_end import KILL_WAIT_S, JobEndSource
+from monarch_hpc.agent.resources.last_leave import LastLeave
 from monarch_hpc.config import Config
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.deadline import Terminated
@@ -44,11 +46,23 @@ class Termination:
         self._end = end
         self._head: HeadDeadline | None = None
         self._source: JobEndSource | None = None
+        self._last: LastLeave | None = None
 
     def start_head(self, head: HeadDeadline) -> None:
         """Ask Slurm on behalf of the head, which is on this host."""
         self._head = head
         self._source = JobEndSource(self._engine, self._args, self._config, head.on_job_end, head.on_warning)
+
+    def outlast_head(self, ended: Callable[[], None], *, wanted: bool = False) -> None:
+        """Call *ended* when this agent, which has cleared its host, may end: it has lost its head, or is an heir.
+
+        Args:
+            wanted: see `LastLeave`.
+        """
+        if self._last is None:
+            done = partial(self._engine.call_soon, ended)
+            self._last = LastLeave(self._args, self._config.agent.outlast_s, done, wanted=wanted)
+            self._last.begin()
 
     def mark(self) -> None:
         """Let the procs of this host know that SIGTERM came to their agent, too. Callable from any thread."""
@@ -58,6 +72,9 @@ class Termination:
 
     def on_sigterm(self) -> None:
         """End, as Slurm demands of all processes of a job some time before it kills them."""
+        if self._last is not None:
+            self._last.end()
+            return
         if self._head is not None and self._source is not None:
             self._head.on_sigterm(self._source.grace_s, self._config.procs.stop_s)
             return

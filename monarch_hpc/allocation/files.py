@@ -8,20 +8,23 @@
     runs/         output of procs
 
     attempts/<n>/ one for each start of the batch script; a requeued job has several:
-        granted.json  the job has begun       head.claim      one agent has become the head
-        head.json     the head's addresses    hosts/<n>.json  agent n has reported
+        granted.json  the job has begun       hosts/<n>.json  agent n has reported
         ready.json    the agents are ready    released.json   the head ends the allocation, and why
         ended.json    the batch script has ended
         warned.json   the batch script has got Slurm's signal that the job ends soon
+        changes.jsonl what has become of hosts, runs and procs, a line for each change
+        hosts/<n>.err log of agent n since it has lost its head: its stderr may have no reader any more
 
-Each of these files is written whole. An allocation that is not a Slurm job has the files of an attempt in the directory
-itself. `ready` has `ready.json`, and `settings` has `config.json`.
+Each of these files is written whole, but for the last two. An allocation that is not a Slurm job has the files of an
+attempt in the directory itself. `heads` has the files of the head, `ready` has `ready.json`, `settings` has
+`config.json`, `changes` has `changes.jsonl`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,17 +46,17 @@ __all__ = [
     "RELEASED",
     "WARNED",
     "Granted",
-    "claim",
     "ended_path",
+    "own_log_path",
+    "own_logs",
     "read_exit_status",
     "read_granted",
-    "read_head",
     "read_key",
     "read_released",
     "read_reported",
     "remove_key",
     "report_host",
-    "write_head",
+    "write_ended",
     "write_host",
     "write_key",
     "write_released",
@@ -68,8 +71,6 @@ HOSTS = "hosts"
 WARNED = "warned.json"
 
 _KEY = "key"
-_CLAIM = "head.claim"
-_HEAD = "head.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +121,6 @@ def remove_key(directory: Path) -> None:
     (directory / _KEY).unlink(missing_ok=True)
 
 
-def claim(folder: Path, text: str) -> None:
-    """Become the head of an attempt, of which there is only one.
-
-    Raises:
-        AllocationError: it already has a head.
-    """
-    path = folder / _CLAIM
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError as error:
-        holder = path.read_text(errors="replace").strip()
-        raise AllocationError(folder.name, f"has a head already: {holder}; this second agent ends") from error
-    with open(descriptor, "w") as file:
-        file.write(text)
-
-
 def write_host(folder: Path, entry: HostEntry, nonce: str) -> None:
     """Check that this host can write the shared directory, by reading back what it wrote.
 
@@ -149,12 +134,12 @@ def write_host(folder: Path, entry: HostEntry, nonce: str) -> None:
 
 
 def write_released(folder: Path, why: str) -> None:
-    """Write down that the head ends the allocation, and why."""
+    """Write down that our agents end the allocation by themselves, and why."""
     write_document(folder / RELEASED, {"why": why})
 
 
 def read_released(folder: Path) -> str:
-    """Return why the head ended the allocation; raises `FileNotFoundError` if it did not."""
+    """Return why our agents ended the allocation by themselves; raises `FileNotFoundError` if they did not."""
     return read_document(folder / RELEASED).text("why")
 
 
@@ -164,6 +149,20 @@ def read_reported(folder: Path) -> frozenset[int]:
     return frozenset(int(name[:-5]) for name in names if re.fullmatch(r"\d+\.json", name))
 
 
+def own_log_path(folder: Path, rank: int) -> Path:
+    """Return the path of the log that an agent writes when the reader of its stderr may be gone."""
+    return folder / HOSTS / f"{rank}.err"
+
+
+def own_logs(folder: Path) -> list[Path]:
+    """Return the paths of the logs that agents have written by themselves, by rank."""
+    try:
+        names = os.listdir(folder / HOSTS)
+    except FileNotFoundError:
+        return []
+    return [own_log_path(folder, rank) for rank in sorted(int(name[:-4]) for name in names if name.endswith(".err"))]
+
+
 def report_host(folder: Path, entry: HostEntry) -> str:
     """Report an agent as `write_host` does; return what is wrong with the folder, nothing if it can be written."""
     try:
@@ -171,22 +170,6 @@ def report_host(folder: Path, entry: HostEntry) -> str:
     except (OSError, ConfigError) as error:
         return f"cannot use the shared directory {folder} (config key 'paths.shared'): {error}"
     return ""
-
-
-def write_head(folder: Path, addresses: list[str]) -> None:
-    """Publish the head's addresses for the other agents."""
-    write_document(folder / _HEAD, {"addresses": addresses})
-
-
-def read_head(folder: Path) -> list[str] | None:
-    """Return the head's addresses; None while it has not written them."""
-    try:
-        # Listing the directory makes NFS revalidate it; otherwise a missing file may stay cached for a minute.
-        if _HEAD not in os.listdir(folder):
-            return None
-        return read_document(folder / _HEAD).texts("addresses")
-    except FileNotFoundError:
-        return None
 
 
 def read_granted(folder: Path) -> Granted:
@@ -205,6 +188,11 @@ def read_granted(folder: Path) -> Granted:
 def read_exit_status(folder: Path) -> int:
     """Read the batch script's exit status from ``ended.json``; raises `FileNotFoundError` while it runs."""
     return read_document(folder / ENDED).whole("exit_status")
+
+
+def write_ended(folder: Path, job_id: int, exit_status: int) -> None:
+    """Write ``ended.json`` in place of a batch script that cannot any more."""
+    write_document(folder / ENDED, {"job_id": job_id, "exit_status": exit_status, "time_s": int(time.time())})
 
 
 def ended_path(directory: Path) -> Path:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_hpc.allocation.attempts import newest_attempt
 from monarch_hpc.allocation.document import Document, read_document, write_document
 from monarch_hpc.allocation.files import ended_path
+from monarch_hpc.allocation.heads import read_head
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, VersionMismatch
 from monarch_hpc.core.version import PYTHON_VERSION, __version__
@@ -46,6 +48,8 @@ class ReadyHost:
     gpus: list[str]
     memory_bytes: int
     interfaces: dict[str, str]
+    group: str = ""
+    component: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,11 @@ class Ready:
 
     Attributes:
         protocol: version of the protocol between processes; *package* and *python* are versions too.
-        machine: the processor architecture of the first host, see `platform.machine`.
+        machine: the processor architecture of the head's host, see `platform.machine`.
         job_id: Slurm's number; None without Slurm.
         hosts: the hosts whose agent has joined.
         missing: names of the other hosts.
+        head: rank of the head's host, in the head's *term*.
     """
 
     allocation: str
@@ -68,19 +73,37 @@ class Ready:
     job_id: int | None
     hosts: tuple[ReadyHost, ...]
     missing: tuple[str, ...]
+    head: int
+    term: int
 
     @property
     def addresses(self) -> list[str]:
         """Addresses of the head; empty if its host is missing."""
-        return next((host.addresses for host in self.hosts if host.rank == 0), [])
+        return next((host.addresses for host in self.hosts if host.rank == self.head), [])
 
     @property
     def names(self) -> dict[int, str]:
         """Names of the hosts, by rank."""
         return {host.rank: host.name for host in self.hosts}
 
+    def component_of(self, rank: int) -> int:
+        """The component of a heterogeneous job that has the host with this rank; -1 in any other job."""
+        return next((host.component for host in self.hosts if host.rank == rank), -1)
 
-def make_ready(allocation: str, job_id: int | None, entries: Sequence[HostEntry], missing: Sequence[str]) -> Ready:
+    @property
+    def head_name(self) -> str:
+        """Name of the head's host; empty if that is missing."""
+        return self.names.get(self.head, "")
+
+
+def make_ready(
+    allocation: str,
+    job_id: int | None,
+    entries: Sequence[HostEntry],
+    missing: Sequence[str],
+    head: int = 0,
+    term: int = 1,
+) -> Ready:
     """Make the report of a head with this interpreter and package."""
     hosts = tuple(
         ReadyHost(
@@ -91,10 +114,13 @@ def make_ready(allocation: str, job_id: int | None, entries: Sequence[HostEntry]
             gpus=entry.gpus,
             memory_bytes=entry.memory_bytes,
             interfaces=entry.interfaces,
+            group=entry.group,
+            component=entry.component,
         )
         for entry in entries
     )
-    return Ready(allocation, PROTOCOL, __version__, PYTHON_VERSION, os.uname().machine, job_id, hosts, tuple(missing))
+    machine = os.uname().machine
+    return Ready(allocation, PROTOCOL, __version__, PYTHON_VERSION, machine, job_id, hosts, tuple(missing), head, term)
 
 
 def render_ready(ready: Ready) -> dict[str, object]:
@@ -115,10 +141,14 @@ def render_ready(ready: Ready) -> dict[str, object]:
                 "gpus": host.gpus,
                 "memory_bytes": host.memory_bytes,
                 "interfaces": host.interfaces,
+                "group": host.group,
+                "component": host.component,
             }
             for host in ready.hosts
         ],
         "missing": list(ready.missing),
+        "head": ready.head,
+        "term": ready.term,
     }
 
 
@@ -137,6 +167,8 @@ def parse_ready(document: Document) -> Ready:
         job_id=None if document.fields.get("job_id") is None else document.whole("job_id"),
         hosts=tuple(_parse_host(host) for host in document.documents("hosts")),
         missing=tuple(document.texts("missing")),
+        head=document.whole("head"),
+        term=document.whole("term"),
     )
 
 
@@ -150,6 +182,8 @@ def _parse_host(document: Document) -> ReadyHost:
         gpus=document.texts("gpus"),
         memory_bytes=document.whole("memory_bytes"),
         interfaces={name: interfaces.text(name) for name in interfaces.fields},
+        group=document.text("group"),
+        component=document.whole("component"),
     )
 
 
@@ -159,8 +193,12 @@ def write_ready(folder: Path, ready: Ready) -> None:
 
 
 def load_ready(folder: Path) -> Ready:
-    """Read ``ready.json`` of one attempt; raises `FileNotFoundError` if the head has not written it."""
-    return parse_ready(read_document(folder / READY))
+    """Read ``ready.json`` of one attempt; raises `FileNotFoundError` if the head has not written it.
+
+    A head of a later term than the file's writer is in its place.
+    """
+    ready, head = parse_ready(read_document(folder / READY)), read_head(folder)
+    return ready if head is None or head.term <= ready.term else replace(ready, head=head.rank, term=head.term)
 
 
 def read_ready(directory: Path) -> Ready | None:
@@ -192,8 +230,8 @@ def check_allocation(directory: Path) -> Ready:
             raise AllocationError(directory.name, f"its directory {directory} is gone: it has ended")
         raise AllocationError(directory.name, "its agents are not ready yet; 'monarch-hpc status' shows how far it is")
     if not ready.addresses:
-        raise AllocationError(directory.name, f"its first host is missing (missing: {', '.join(ready.missing)})")
-    there = f"on {ready.names[0]}"
+        raise AllocationError(directory.name, f"its head's host is missing (missing: {', '.join(ready.missing)})")
+    there = f"on {ready.head_name}"
     if ready.protocol != PROTOCOL:
         raise VersionMismatch("the protocol", str(PROTOCOL), f"{ready.protocol} {there}")
     if ready.package != __version__:

@@ -48,6 +48,7 @@ __all__ = [
     "drain_host",
     "free_hosts",
     "join",
+    "query_portions",
     "query_rows",
     "query_status",
     "shut_down",
@@ -119,7 +120,8 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
     if ready.job_id is not None and "relay" in config.fabric.order:
         from monarch_hpc.attach.slurm_relay import SlurmRelay  # late: it imports the Slurm modules
 
-        relay = SlurmRelay(engine, ready.job_id, ready.names[0], config.agent.python, ended_path(directory))
+        host, python, component = ready.head_name, config.agent.python, ready.component_of(ready.head)
+        relay = SlurmRelay(engine, ready.job_id, host, python, ended_path(directory), component)
     if role is Role.CONTROLLER:
         raise_file_limit()
         node.own_memory.cross_memory.use(config.fabric.order)
@@ -188,11 +190,16 @@ def _ask_status(directory: Path, question: Message, timeout_s: float) -> HeadSta
 
 @dataclass(frozen=True, slots=True)
 class TableAnswer(Generic[R]):
-    """The rows of all processes of an allocation that answered; see `wire.control.questions.Rows`."""
+    """The rows of all processes of an allocation that answered; see `wire.control.questions.Rows`.
+
+    Attributes:
+        cut: processes of whose rows only the latest are there, in words.
+    """
 
     rows: list[R]
     missing: list[str]
     left_out: list[str]
+    cut: list[str]
 
 
 def query_rows(
@@ -207,12 +214,19 @@ def query_rows(
     Raises:
         FrameError: a process answered with something else than rows of *table*.
     """
-    question = Ask(0, table.name, dict(where or {}), timeout_s)
-    answer, _, _ = ask(directory, question, Rows, timeout_s + _DIAL_S)
-    if not isinstance(answer, Rows):
+    answer = query_portions(directory, table.name, timeout_s, where)
+    if answer is None:
         return None
     rows = [row for portion in answer.portions for row in table.read(portion.rows)]
-    return TableAnswer(rows, answer.missing, answer.left_out)
+    return TableAnswer(rows, answer.missing, answer.left_out, [one.source for one in answer.portions if one.cut])
+
+
+def query_portions(
+    directory: Path, table: str, timeout_s: float, where: Mapping[str, object] | None = None
+) -> Rows | None:
+    """Return the answer for `query_rows` as it came, with rows as text; None if the head cannot be reached in time."""
+    answer, _, _ = ask(directory, Ask(0, table, dict(where or {}), timeout_s), Rows, timeout_s + _DIAL_S)
+    return answer if isinstance(answer, Rows) else None
 
 
 def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
@@ -232,7 +246,7 @@ def free_hosts(directory: Path, ranks: Sequence[int], timeout_s: float) -> dict[
     """End all procs and the agents on some hosts of an allocation, which goes on without them.
 
     Args:
-        ranks: the hosts; not the first one.
+        ranks: the hosts; not the head's.
         timeout_s: time between SIGTERM and SIGKILL of procs.
 
     Returns:

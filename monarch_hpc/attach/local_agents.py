@@ -68,7 +68,7 @@ class LocalAgents:
                     *(sys.executable, "-P", "-m", "monarch_hpc.agent"),
                     *("--directory", str(self.directory), "--allocation", self.allocation),
                     *("--rank", str(rank), "--num-hosts", str(num_hosts)),
-                    *("--local", "--lifeline", "--held", str(self._held), "--entry", entry),
+                    *("--local", "--relaunches", "--lifeline", "--held", str(self._held), "--entry", entry),
                     *(("--ready", str(ready)) if rank == 0 else ()),
                 ]
                 self._start(f"local{rank}", argv, [self._held, *([ready] if rank == 0 else [])])

@@ -38,11 +38,15 @@ class SlurmRelay:
         host: host that the step runs on; any host of the job reaches all others.
         python: the interpreter on that host.
         ended_file: exists once the job has ended; srun is then not started.
+        component: that has the host, in a heterogeneous job; -1 in any other.
     """
 
-    def __init__(self, engine: Engine, job_id: int, host: str, python: str, ended_file: Path) -> None:
+    def __init__(
+        self, engine: Engine, job_id: int, host: str, python: str, ended_file: Path, component: int = -1
+    ) -> None:
         self._engine = engine
-        self._argv = relay_argv(job_id, host, (python, "-P", "-m", "monarch_hpc.attach.slurm_relay"))
+        command = (python, "-P", "-m", "monarch_hpc.attach.slurm_relay")
+        self._argv = relay_argv(job_id, host, command, component)
         self._ended_file = ended_file
         self._process: subprocess.Popen[bytes] | None = None
         self._relay: Relay | None = None

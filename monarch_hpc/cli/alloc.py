@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 
 import click
 
+from monarch_hpc.cli.allocations.groups import GROUP_OPTION, GroupedCommand, plan_groups
 from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, queue_options, show_notes
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.config import Config
@@ -20,14 +21,15 @@ from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import (
     AllocationRecord,
     Allocations,
+    Group,
     Lifecycle,
     Request,
     Stage,
     agents_missing,
     check_name,
     limits_in_words,
+    plan_group_flags,
     plan_job,
-    plan_job_flags,
     reason_in_words,
     render_script,
 )
@@ -38,16 +40,18 @@ __all__ = ["command"]
 _COUNT_EVERY_S = 1.0
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("name", default="default")
 @click.option("-N", "--nodes", metavar="N", help="Number of hosts, as for sbatch: 4, or 2-4.")
 @queue_options
 @click.option("-w", "--nodelist", metavar="HOSTS", help="Hosts that must be included.")
 @click.option("-x", "--exclude", metavar="HOSTS", help="Hosts that must not be included.")
 @click.option("--gpus-per-node", metavar="N", help="GPUs on each host: 4, or a100:4.")
+@GROUP_OPTION
 @click.option("--slurm", "options", multiple=True, metavar='"--OPTION=VALUE"', help="Any other option of sbatch.")
 @click.option("--bg", is_flag=True, help="Return at once; 'monarch-hpc status' shows when the allocation is ready.")
 @click.option("--min-nodes", type=click.IntRange(1), metavar="N", help="Begin with N hosts if others fail to start.")
+@click.option("--spare", type=click.IntRange(1), metavar="N", help="Take N hosts more, for the loss of others.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm whether and when it would begin, and stop.")
 @click.option("--estimate", is_flag=True, help="Compare starts of this and of smaller and shorter requests, and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the batch script and stop.")
@@ -59,9 +63,12 @@ def command(
     nodelist: str | None,
     exclude: str | None,
     gpus_per_node: str | None,
+    group: str | None,
+    groups: tuple[Group, ...],
     options: tuple[str, ...],
     bg: bool,
     min_nodes: int | None,
+    spare: int | None,
     test_only: bool,
     estimate: bool,
     dry_run: bool,
@@ -70,24 +77,34 @@ def command(
 
     Returns when the agents on all hosts are ready. NAME is a name for the allocation ('default' if left out). Ctrl-C
     during the wait releases the hosts.
+
+    Hosts of different kinds are groups, divided by ' : ', as in 'alloc -N 1 --group cpu : -N 2 --gpus-per-node 4
+    --group gpu'. Programs ask for one by its name: hosts(group="gpu"). Time, partition, QOS, account, constraint and
+    reservation hold for all, unless a group has its own; the time is the same for all.
     """
     # Options of the command line come last, so that they override the profile's.
+    if spare:
+        nodes, config = _with_spares(config, nodes, spare, grouped=bool(group or groups))
     given = {"nodes": nodes, "nodelist": nodelist, "exclude": exclude}
     allocation = new_allocation_id()
+    chosen = (*(f"--{flag}={value}" for flag, value in given.items() if value is not None), *options)
     request = Request(
         allocation=allocation,
         name=name,
         directory=config.paths.shared / allocation[:8],
         num_hosts=nodes or "1",
         gpus_per_node=gpus_per_node,
-        options=(*(f"--{flag}={value}" for flag, value in given.items() if value is not None), *options),
+        options=chosen,
+        groups=plan_groups(Group(group or "", nodes or "1", gpus_per_node, chosen), groups),
     )
     check_name(name)
+    if estimate and request.groups:
+        raise click.UsageError("--estimate compares sizes of one group; --test-only asks about several")
     output = current_output()
-    excluded = exclude_hosts(config, plan_job_flags(config, request), output)
-    request = replace(request, options=(*request.options, *excluded))
+    request = _exclude(config, request, output)
     if dry_run:
-        show_notes(plan_job(config, plan_job_flags(config, request), None), output)
+        for flags in plan_group_flags(config, request):
+            show_notes(plan_job(config, flags, None), output)
         script = render_script(config, request)
         output.show({"script": script}, script.removesuffix("\n"), script.splitlines())
         return 0
@@ -98,13 +115,15 @@ def command(
         return 0
     with _Signals() as signals:
         allocations = Allocations.open(config)
-        for change in allocations.reconcile(config.slurm.poll_min_s).changes:
+        # Where the name is taken, its job may have ended since squeue was asked.
+        taken = any(record.live and record.name == name for record in allocations.registry.records())
+        for change in allocations.reconcile(0.0 if taken else config.slurm.poll_min_s).changes:
             output.progress(change)
         if signals.received is not None:
             return 128 + signals.received
         request, plan = allocations.plan(request)
         show_notes(plan, output)
-        flags = plan_job_flags(config, request)
+        flags = plan_group_flags(config, request)[0]
         with explained_refusal(config, flags):
             record = allocations.submit(request)
         output.progress(f"script    {record.directory}/job.sh    job {record.job_id}  name {record.job_name}")
@@ -117,6 +136,24 @@ def command(
         explain = partial(_explain, opens=plan.opens, limit=partial(limits_in_words, config=config, flags=flags))
         progress = _Progress(record, output, explain, config.slurm.idle_min)
         return _wait(allocations, record, progress, signals, min_nodes)
+
+
+def _with_spares(config: Config, nodes: str | None, spare: int, *, grouped: bool) -> tuple[str, Config]:
+    """The number of hosts to ask for, and the configuration of an allocation with so many *spare* ones."""
+    if grouped:
+        raise click.UsageError("--spare goes with one group of hosts; with several, add hosts to each of them")
+    if nodes is not None and not nodes.isdecimal():
+        raise click.UsageError(f"--spare goes with a fixed number of hosts: -N is {nodes}")
+    return str(int(nodes or "1") + spare), replace(config, heal=replace(config.heal, spare_hosts=spare))
+
+
+def _exclude(config: Config, request: Request, output: Console) -> Request:
+    """Leave out the hosts of the user's list, in every group."""
+    excluded = [exclude_hosts(config, flags, output) for flags in plan_group_flags(config, request)]
+    if not request.groups:
+        return replace(request, options=(*request.options, *excluded[0]))
+    groups = zip(request.groups, excluded, strict=True)
+    return replace(request, groups=tuple(replace(one, options=(*one.options, *more)) for one, more in groups))
 
 
 def _explain(reason: str, opens: str, limit: Callable[[str], str]) -> str:
@@ -248,7 +285,10 @@ class _Signals:
 def _document(record: AllocationRecord, life: Lifecycle | None) -> dict[str, object]:
     hosts: Sequence[dict[str, object]] = ()
     if life is not None and life.ready is not None:
-        hosts = [{"name": host.name, "cpus": host.num_cpus, "gpus": len(host.gpus)} for host in life.ready.hosts]
+        hosts = [
+            {"name": host.name, "group": host.group, "cpus": host.num_cpus, "gpus": len(host.gpus)}
+            for host in life.ready.hosts
+        ]
     return {
         "allocation": {
             "name": record.name,

@@ -74,6 +74,11 @@ class Child:
         assert code is not None
         return code if code >= 0 else 128 - code
 
+    @property
+    def killed(self) -> bool:
+        """Whether a signal has ended the process."""
+        return self._process.returncode is not None and self._process.returncode < 0
+
     def wait(self, abandoned: Callable[[], bool], grace_s: float, spared: Callable[[], bool] = lambda: False) -> End:
         """Wait for the process to end, and forward signals to it.
 

@@ -8,6 +8,8 @@ import time
 import click
 
 from monarch_hpc.agent.output.retention import printed_runs, removed_runs
+from monarch_hpc.allocation.attempts import newest_attempt
+from monarch_hpc.allocation.files import own_logs
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.runs.attach import on_interrupt_option
@@ -28,7 +30,7 @@ _NAMED = 10
 @click.option("--run", "run", metavar="RUN", help="Output of this run; of the last one if left out.")
 @click.option("--rank", "ranks", metavar="LIST", help="Output of these ranks only, e.g. 0-3,7.")
 @click.option("--node", metavar="HOST", help="Output from this host only.")
-@click.option("--since", metavar="TIME", help="Only output of the last TIME, e.g. 10m; of procs, if they wrote since.")
+@click.option("--since", metavar="TIME", help="Only output of the last TIME, e.g. 10m.")
 @click.option("--grep", metavar="PATTERN", help="Only lines in which this regular expression is found.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, each line with its process.")
 @on_interrupt_option
@@ -62,7 +64,8 @@ def command(
         path = record.directory / "slurm.out"
         if not path.exists():
             raise AllocationError(record.name, f"nothing was written to {path} yet")
-        sources = [LogSource("agents", "", path, 0)]
+        own = own_logs(newest_attempt(record.directory)[1])
+        sources = [LogSource("agents", "", path, 0), *(LogSource(f"agent {each.stem}", "", each, 0) for each in own)]
     else:
         chosen = _choose_run(record, runs, run)
         if follow:

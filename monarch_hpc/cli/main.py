@@ -10,7 +10,6 @@ import io
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,9 +32,15 @@ VERBS: Mapping[str, str] = {
     "run": "Run a script on an allocation.",
     "sbatch": "Submit a script as a batch job of its own.",
     "status": "Show allocations, their state and their runs.",
-    "attach": "Show a run that goes on without a terminal.",
+    "attach": "Show a run that goes on without a terminal, or take it over.",
     "cancel": "End a run.",
     "logs": "Show the output of agents and runs.",
+    "query": "Answer a question in SQL about what processes recorded.",
+    "top": "Show hosts, procs and actors as they work.",
+    "dash": "Show ranks, calls, metrics, failures and output in a browser.",
+    "trace": "Write a trace of calls, spans and metrics for Perfetto.",
+    "stacks": "Show the stacks of procs, the odd one first.",
+    "profile": "Sample procs and draw a flame graph over ranks.",
     "cost": "Show node-hours and time left of allocations.",
     "report": "Pack an archive for the help desk, without secrets.",
     "release": "Give allocations back to Slurm.",
@@ -58,6 +63,7 @@ _FOLDERS: Mapping[str, str] = {
     "cancel": "runs",
     "cost": "checks",
     "ctx": "allocations",
+    "dash": "dash",
     "doctor": "checks",
     "queue": "allocations",
     "extend": "allocations",
@@ -67,6 +73,11 @@ _FOLDERS: Mapping[str, str] = {
     "exec": "hosts",
     "shell": "hosts",
     "completion": "allocations",
+    "profile": "tables",
+    "query": "tables",
+    "stacks": "tables",
+    "top": "tables",
+    "trace": "tables",
     "report": "checks",
 }
 
@@ -175,6 +186,8 @@ def _sentence(error: BaseException) -> str:
 
 def _save_traceback(error: BaseException) -> str:
     """Save the traceback for a bug report, and return its path."""
+    import traceback
+
     from monarch_hpc.core.storage.files import private_dir, write_private
 
     lines = "".join(traceback.format_exception(error))

@@ -7,14 +7,11 @@ names, job names, Slurm's messages) cannot reach the terminal as control codes.
 from __future__ import annotations
 
 import enum
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO, TypeVar
+from typing import NamedTuple, TextIO, TypeVar
 
 import click
-
-from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["Console", "Format", "TextTable", "current_output", "output_options", "plain"]
 
@@ -32,8 +29,7 @@ class Format(enum.Enum):
     QUIET = "quiet"
 
 
-@dataclass(frozen=True)
-class TextTable:
+class TextTable(NamedTuple):
     """Rows under headings; every row has one text per column."""
 
     columns: Sequence[str]
@@ -98,6 +94,8 @@ class Console:
             self._write(self._stderr, f"monarch-hpc: error: {plain(message, lines=True)}\n")
 
     def _json(self, document: Mapping[str, object]) -> None:
+        import json  # here and not above: most commands print none
+
         # ASCII only, which is safe on any terminal and in any locale.
         self._write(self._stdout, json.dumps({"schema": SCHEMA, **document}, indent=1) + "\n")
 

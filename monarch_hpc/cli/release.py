@@ -10,7 +10,7 @@ import click
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Console, current_output, output_options
-from monarch_hpc.core.errors import AllocationError, MonarchError, TransportError
+from monarch_hpc.core.errors import AllocationError, JobFailed, MonarchError, TransportError
 from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import AllocationRecord, Allocations, Released
 
@@ -59,7 +59,10 @@ def command(name: str | None, everything: bool) -> int:
     document = {"released": [_document(done) for done in released]}
     text = "\n".join(_sentence(done) for done in released) or "there is no allocation"
     output.show(document, text, [done.record.name for done in released])
-    return 0
+    for done in released:
+        if done.problem:
+            output.warn(f"{done.record.name}: {done.problem.removeprefix('monarch-hpc: ')}")
+    return JobFailed.exit_code if any(done.problem for done in released) else 0
 
 
 def _release(allocations: Allocations, record: AllocationRecord, stop_s: float, output: Console) -> Released:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
-import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,30 +16,30 @@ from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
 from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Console, current_output
-from monarch_hpc.cli.runs.attach import on_interrupt_option
+from monarch_hpc.cli.runs.attach import on_interrupt_option, on_loss_option
+from monarch_hpc.cli.runs.command_line import Missing, plan_argv
 from monarch_hpc.cli.runs.limits import LimitWatch, cpu_limit_s
+from monarch_hpc.cli.runs.loss import JOB_END_S, why_lost
 from monarch_hpc.cli.runs.place import OnInterrupt, choose_place
 from monarch_hpc.config import Config
-from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
+from monarch_hpc.config.program import DIRECTORY_VARIABLE, ON_LOSS_VARIABLE, RUN_VARIABLE, without_program
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.errors import AllocationError, JobFailed, MonarchError, PeerLost
+from monarch_hpc.core.death import EXIT_CODES, DeathKind
+from monarch_hpc.core.errors import AllocationError, MonarchError, PeerLost
 from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.core.text.units import parse_duration
+from monarch_hpc.wire.control.runs import TAKEN_OVER
 
 if TYPE_CHECKING:
     from monarch_hpc.attach.local_agents import LocalAgents
     from monarch_hpc.cli.owner import RunOwner
 
-__all__ = ["Missing", "ProgramCommand", "command", "plan_argv"]
+__all__ = ["ProgramCommand", "command"]
 
-_EXIT_NO_SCRIPT = 66  # EX_NOINPUT of sysexits.h
-_EXIT_NOT_EXECUTABLE, _EXIT_NOT_FOUND = 126, 127  # as in shells
 _CLOSE_S = 15.0
 """Time that agents may take to end a run, beyond the procs' grace; the agents have deadlines of their own."""
 _REPORT_CLOSING_S = 1.0
-_JOB_END_S = 10.0
-"""Time that Slurm may take to report the end of a job whose head is lost."""
 
 
 class ProgramCommand(click.Command):
@@ -85,6 +82,7 @@ class _Target:
     type=click.Choice(["here", "host0"]),
     help="Where the program runs: here, or on the allocation's first host, where it outlives this command.",
 )
+@on_loss_option
 @click.option("--detach", is_flag=True, help="Start the program on the first host, print its run, and return.")
 @on_interrupt_option
 @click.argument(
@@ -95,6 +93,7 @@ def command(
     num_local: int | None,
     needs: str | None,
     place: Literal["here", "host0"] | None,
+    on_loss: str | None,
     detach: bool,
     on_interrupt: str | None,
     program: tuple[str, ...],
@@ -112,6 +111,8 @@ def command(
         raise click.UsageError("a program that runs here ends with this command; --detach goes with --on host0")
     if num_local is not None and (detach or place == "host0"):
         raise click.UsageError("--local makes hosts that end with this command; --detach and --on host0 exclude it")
+    if num_local is not None and on_loss not in (None, "stop"):
+        raise click.UsageError("--local makes hosts that end with this command; --on-loss has nothing to hold there")
     output = current_output()
     argv = plan_argv(program, plain=plain)
     if isinstance(argv, Missing):
@@ -132,48 +133,20 @@ def command(
         target = _choose(name, agents, config, resources, output)
         wanted = "host0" if detach or on_interrupt == "detach" else place
         chosen = choose_place(wanted, config.login.controller, cpu_limit_s(), on_slurm=bool(target.name))
+        held = (on_loss or config.run.on_loss) if target.name else "stop"
         if not chosen.on_host:
-            return _supervise(target, argv, config, output)
+            return _supervise(target, argv, config, output, held)
         from monarch_hpc.cli.runs.foreground import run_on_host
 
         if argv[0] == sys.executable and config.agent.python:
             argv[0] = config.agent.python
         stop = OnInterrupt(on_interrupt or "cancel")
         outcome = run_on_host(
-            target.name, target.directory, argv, os.environ, config, output, chosen.why, stop, detach=detach
+            target.name, target.directory, argv, os.environ, config, output, chosen.why, stop, held, detach=detach
         )
     if outcome.stopped:
         _tell_stopped(target.name, output)
     return outcome.exit_code
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Why a program cannot be started."""
-
-    kind: str
-    sentence: str
-    exit_code: int
-
-
-def plan_argv(program: Sequence[str], *, plain: bool) -> list[str] | Missing:
-    """Return the command line to start, or the reason why it cannot be started."""
-    first = program[0]
-    if plain:
-        found = shutil.which(first)
-        if found is not None:
-            return list(program)
-        if os.path.exists(first):
-            return Missing("CommandNotExecutable", f"'{first}' is not executable", _EXIT_NOT_EXECUTABLE)
-        return Missing("CommandNotFound", f"command '{first}' is not found on PATH", _EXIT_NOT_FOUND)
-    path = Path(first)
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else f"is not found in {Path.cwd()}"
-        hint = f"; to run a command write 'run -- {first}'" if shutil.which(first) else ""
-        return Missing("ScriptNotFound", f"script '{first}' {what}{hint}", _EXIT_NO_SCRIPT)
-    if path.suffix != ".py" and os.access(path, os.X_OK):
-        return [str(path.absolute()), *program[1:]]
-    return [sys.executable, *program]
 
 
 # ---- which allocation ----
@@ -204,40 +177,23 @@ def _choose(
     try:
         check_allocation(record.directory)
     except AllocationError as error:
-        raise _why_lost(config, record.name, error.problem, wait_s=0.0) from error
+        raise why_lost(config, record.name, error.problem, wait_s=0.0) from error
     return _Target(record.directory, record.name)
-
-
-def _why_lost(config: Config, name: str, problem: str, wait_s: float) -> MonarchError:
-    """Return an error with Slurm's account of an allocation's end; with *problem* if it has not ended."""
-    from monarch_hpc.slurm import Allocations
-
-    allocations = Allocations.open(config)
-    deadline = Deadline(wait_s)
-    while True:
-        late = deadline.passed()
-        census = allocations.reconcile()
-        record = allocations.find(name)
-        if record.ended is not None:
-            return JobFailed(record.job_id or 0, record.ended.state, record.ended.reason)
-        if allocations.requeued(record, census.rows.get(record.job_name)):
-            again = "Slurm has requeued its job, which ends all runs; 'monarch-hpc status' shows when it is ready again"
-            return AllocationError(name, again)
-        if late or census.problem is not None:
-            row = census.rows.get(record.job_name)
-            state = f"Slurm says {row.slurm_state}" if row is not None else "its state in Slurm is unknown"
-            return AllocationError(name, f"{problem} ({state}); see 'monarch-hpc status {name}'")
-        time.sleep(0.5)
 
 
 # ---- the run ----
 
 
-def _supervise(target: _Target, argv: list[str], config: Config, output: Console) -> int:
+def _supervise(target: _Target, argv: list[str], config: Config, output: Console, on_loss: str) -> int:
     """Start the program, hold its run open while it lives, and return its exit code."""
     check_allocation(target.directory)
     run = new_run_id()
-    environment = {**os.environ, DIRECTORY_VARIABLE: str(target.directory), RUN_VARIABLE: run}
+    environment = {
+        **without_program(os.environ),
+        DIRECTORY_VARIABLE: str(target.directory),
+        RUN_VARIABLE: run,
+        ON_LOSS_VARIABLE: on_loss,
+    }
     # Never unblocked: from here on all waits have deadlines, and receive signals themselves.
     block_signals()
     # The program starts first, and this process attaches to the head while the program's interpreter starts: that
@@ -247,11 +203,11 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
     try:
         from monarch_hpc.cli.owner import RunOwner
 
-        owner = RunOwner(target.directory, run, " ".join(argv), config, wake)
+        owner = RunOwner(target.directory, run, " ".join(argv), config, wake, on_loss)
     except MonarchError as error:
         child.end(config.run.stop_grace_s)
         if isinstance(error, PeerLost) and target.name:
-            raise _why_lost(config, target.name, str(error), _JOB_END_S) from error
+            raise why_lost(config, target.name, str(error), JOB_END_S) from error
         raise
     limits = LimitWatch(child.pid, output.warn)
     if limits.needed:
@@ -260,14 +216,24 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
         end = child.wait(
             lambda: bool(owner.lost or owner.refusal), config.run.stop_grace_s, lambda: not owner.deadline.passed()
         )
-        _close(owner, child.exit_code, config, output)
+        # Nobody has asked it to end: then a signal is a loss. A held run is left open, and not closed.
+        killed = end is End.ITSELF and child.killed and on_loss != "stop"
+        if not killed:
+            _close(owner, child.exit_code, config, output)
     finally:
         owner.leave()
+    if TAKEN_OVER in owner.lost:
+        output.error("TakenOver", f"{owner.lost}; this program has ended", EXIT_CODES[DeathKind.FENCED])
+        return EXIT_CODES[DeathKind.FENCED]
+    if killed:
+        from monarch_hpc.cli.runs.takeover import tell_held
+
+        tell_held(run, target.name, config, output)
     if end is End.ABANDONED or (owner.lost and child.exit_code):
         problem = f"lost its head while the program ran: {owner.lost}" if owner.lost else owner.refusal
         if target.name:
-            raise _why_lost(config, target.name, problem, _JOB_END_S)
-        raise AllocationError(target.directory.name, problem)
+            raise why_lost(config, target.name, problem, JOB_END_S, owner.ending)
+        raise AllocationError(target.directory.name, problem, owner.ending.kind if owner.ending else DeathKind.UNKNOWN)
     if end is End.STOPPED and target.name:
         _tell_stopped(target.name, output)
     return child.exit_code

@@ -10,7 +10,8 @@ import click
 
 from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, queue_options, show_notes
 from monarch_hpc.cli.output import current_output, output_options
-from monarch_hpc.cli.run import Missing, ProgramCommand, plan_argv
+from monarch_hpc.cli.run import ProgramCommand
+from monarch_hpc.cli.runs.command_line import Missing, plan_argv
 from monarch_hpc.config import Config
 from monarch_hpc.core.storage.files import write_private
 from monarch_hpc.slurm import plan_job

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import TextTable, current_output, output_options
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.errors import MonarchError, TransportError
+from monarch_hpc.core.errors import MonarchError, SlurmError, TransportError
 from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import AllocationRecord, Allocations, Phase, QueueRow, Seen, SlurmState, look, reason_in_words
+from monarch_hpc.supervision.spares import hosts_in_use
 
 if TYPE_CHECKING:
     from monarch_hpc.attach.attach import HeadStatus
@@ -33,6 +36,9 @@ _IDLE_SHOWN_S = 120.0
 # A suspended job stops all procs at once, and a line of a table is short.
 _MAX_NAMED = 3
 
+# States of a host without an agent.
+_GONE = ("lost", "dead")
+
 
 @dataclass(frozen=True, slots=True)
 class _View:
@@ -51,17 +57,28 @@ class _View:
 @click.option("--endpoints", is_flag=True, help="Show number and duration of calls by endpoint, and time in the queue.")
 @click.option("--procs", is_flag=True, help="Show the processes of runs, with their memory.")
 @click.option("--memory", is_flag=True, help="Show what actors lend by RDMABuffer, and the last transfers.")
+@click.option("--clocks", is_flag=True, help="Show how far the clocks of hosts differ, and how sure that is.")
+@click.option("--changes", is_flag=True, help="Show what has become of hosts, runs and procs, when, and why.")
 @click.option("--run", metavar="RUN", help="With --calls, --endpoints, --procs or --memory: only this run.")
 @output_options
-def command(name: str | None, calls: bool, endpoints: bool, procs: bool, memory: bool, run: str | None) -> int:
+def command(
+    name: str | None,
+    calls: bool,
+    endpoints: bool,
+    procs: bool,
+    memory: bool,
+    clocks: bool,
+    changes: bool,
+    run: str | None,
+) -> int:
     """Show allocations, their state and their runs."""
     config = load_for_command({}).config
     output = current_output()
-    if calls + endpoints + procs + memory > 1:
-        raise click.UsageError("--calls, --endpoints, --procs and --memory exclude each other")
+    if calls + endpoints + procs + memory + clocks + changes > 1:
+        raise click.UsageError("--calls, --endpoints, --procs, --memory, --clocks and --changes exclude each other")
     if run is not None and not (calls or endpoints or procs or memory):
         raise click.UsageError("--run goes with --calls, --endpoints, --procs or --memory")
-    if calls or endpoints or procs or memory:
+    if calls or endpoints or procs or memory or clocks:
         from monarch_hpc.cli.tables.question import Question
 
         question = Question(name, run, config, output)
@@ -77,12 +94,22 @@ def command(name: str | None, calls: bool, endpoints: bool, procs: bool, memory:
             from monarch_hpc.cli.tables.memory import show_memory
 
             return show_memory(question)
+        if clocks:
+            from monarch_hpc.cli.tables.clocks import show_clocks
+
+            return show_clocks(question)
         from monarch_hpc.cli.tables.procs import show_procs
 
         return show_procs(question)
     allocations = Allocations.open(config, _PATIENCE_S)
+    if changes:
+        from monarch_hpc.cli.tables.changes import show_changes
+
+        record = allocations.find(name)
+        return show_changes(record.name, record.directory, output)
     census = allocations.reconcile(config.slurm.poll_min_s)
-    for change in census.changes:
+    changes_made = list(census.changes)
+    for change in changes_made:
         output.progress(change)
     if census.problem is not None:
         output.warn(f"{census.problem}\nthe following is from files only")
@@ -91,16 +118,17 @@ def command(name: str | None, calls: bool, endpoints: bool, procs: bool, memory:
     else:
         records = [allocations.find(name)]
     views = [_view(allocations, record, census.rows.get(record.job_name)) for record in records]
+    views = [_without_ghost(allocations, view, changes_made) for view in views]
     rows = [
         [
             *(v.record.name, str(v.record.job_id or "-"), _state(v) + _link(v) + _restarts(v) + _idle(v)),
-            *(_hosts(v), _left(v), _runs(v)),
+            *(_hosts(v) + _notes(v), _left(v), _runs(v)),
         ]
         for v in views
     ]
     document = {
         "slurm": None if census.problem is None else str(census.problem),
-        "changes": list(census.changes),
+        "changes": changes_made,
         "allocations": [_document(view) for view in views],
     }
     text: TextTable | str = TextTable(["ALLOC", "JOB", "STATE", "HOSTS", "LEFT", "RUNS"], rows)
@@ -128,6 +156,20 @@ def _view(allocations: Allocations, record: AllocationRecord, row: QueueRow | No
         except (MonarchError, OSError) as error:
             problem = f"head does not answer: {error}" if isinstance(error, TransportError) else str(error)
     return _View(record, row, seen, head, problem)
+
+
+def _without_ghost(allocations: Allocations, view: _View, changes: list[str]) -> _View:
+    """Cancel the job of an allocation whose hosts say that they have no agent; add that to *changes*."""
+    if not view.problem or view.row is None or view.row.state.phase is not Phase.RUNNING or _suspended(view.row):
+        return view
+    try:
+        record, change = allocations.end_ghost(view.record)
+    except SlurmError:
+        return view
+    if change:
+        current_output().progress(change)
+        changes.append(change)
+    return replace(view, record=record)
 
 
 def _state(view: _View) -> str:
@@ -178,12 +220,48 @@ def _idle(view: _View) -> str:
     return f" (unused: released in {format_duration(left_s)})" if 0 <= left_s <= _IDLE_SHOWN_S else ""
 
 
+def _spares(view: _View) -> list[str]:
+    """Names of the hosts that `hosts()` leaves out."""
+    if view.seen.ready is None:
+        return []
+    try:
+        num_spares = read_config(view.record.directory).heal.spare_hosts
+    except (MonarchError, OSError):
+        return []  # its directory is being removed, or another version wrote it
+    if not num_spares:
+        return []
+    names = [str(host["name"]) for host in _items(view, "hosts") if host["state"] not in _GONE]  # by rank
+    total = len(view.seen.ready.hosts) + len(view.seen.ready.missing)
+    return names[len(hosts_in_use(range(len(names)), total, num_spares)) :]
+
+
+def _lost(view: _View) -> dict[str, str]:
+    """The lost hosts: why, and what is done for their return."""
+    return {
+        str(host["name"]): "; ".join(str(host[key]) for key in ("problem", "returning") if host.get(key))
+        for host in _items(view, "hosts")
+        if host["state"] in _GONE
+    }
+
+
+def _notes(view: _View) -> str:
+    """Name spare and lost hosts: a ticket needs the names."""
+    spares, lost = _spares(view), list(_lost(view))
+    told = [f"{what} {_named(names)}" for what, names in (("spare", spares), ("lost", lost)) if names]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return " ".join(names[:_MAX_NAMED]) + more
+
+
 def _hosts(view: _View) -> str:
     if view.seen.ready is not None:
         total = len(view.seen.ready.hosts) + len(view.seen.ready.missing)
         there = len(view.seen.ready.hosts)
         if view.head is not None:
-            there = sum(host.get("state") != "lost" and host.get("state") != "dead" for host in _items(view, "hosts"))
+            there = sum(host["state"] not in _GONE for host in _items(view, "hosts"))
         return f"{there}/{total}"
     return f"0/{view.row.num_hosts if view.row is not None else view.record.num_hosts}"
 
@@ -238,6 +316,8 @@ def _document(view: _View) -> dict[str, object]:
         "end": view.row.end if view.row is not None else "",
         "missing": list(view.seen.ready.missing) if view.seen.ready is not None else [],
         "hosts": [dict(host) for host in _items(view, "hosts")],
+        "spares": _spares(view),
+        "lost": _lost(view),
         "link": view.head["link"] if view.head is not None else "",
         "link_why": view.head["link_why"] if view.head is not None else "",
         "runs": [dict(run) for run in _items(view, "runs")],

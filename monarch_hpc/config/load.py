@@ -234,7 +234,8 @@ def _check(loaded: Loaded) -> None:
     """Check ranges of values, and constraints between them."""
     slurm, live = loaded.config.slurm, loaded.config.liveness
     fabric, ucx = loaded.config.fabric, loaded.config.ucx
-    keep_dead, max_answer_bytes = loaded.config.telemetry.keep_dead, loaded.config.telemetry.max_answer_bytes
+    telemetry = loaded.config.telemetry
+    keep_dead, max_answer_bytes = telemetry.keep_dead, telemetry.max_answer_bytes
     order = list(fabric.order)
     relay_is_last = not {"tcp", "relay"} <= {*order} or order.index("tcp") < order.index("relay")
     rules = (
@@ -250,6 +251,8 @@ def _check(loaded: Loaded) -> None:
         (_is_port_range(ucx.port_range), "ucx.port_range", ucx.port_range, "must be LOW-HIGH, e.g. 31000-31999"),
         (ucx.tcp_segment_bytes > 0, "ucx.tcp_segment_bytes", ucx.tcp_segment_bytes, "must be more than 0"),
         (ucx.keepalive_s > 0, "ucx.keepalive_s", ucx.keepalive_s, "must be more than 0"),
+        (telemetry.clock_exchanges > 0, "telemetry.clock_exchanges", telemetry.clock_exchanges, "must be more than 0"),
+        (telemetry.clock_interval_s > 0, "telemetry.clock_interval_s", telemetry.clock_interval_s, "must be above 0"),
         (keep_dead >= 0, "telemetry.keep_dead", keep_dead, "must not be below 0"),
         (
             0 < max_answer_bytes <= _MAX_ANSWER_BYTES,

@@ -13,9 +13,12 @@ from monarch_hpc.core.ids import SlurmIds
 __all__ = [
     "DIRECTORY_VARIABLE",
     "LOOP_VARIABLE",
+    "ON_LOSS_VARIABLE",
     "RUN_VARIABLE",
+    "TAKES_VARIABLE",
     "ProgramSettings",
     "find_parents_allocation",
+    "own_environment",
     "own_import_path",
     "own_slurm_ids",
     "own_variables",
@@ -26,6 +29,9 @@ __all__ = [
 
 DIRECTORY_VARIABLE = "MONARCH_HPC_DIRECTORY"
 RUN_VARIABLE = "MONARCH_HPC_RUN"
+ON_LOSS_VARIABLE = "MONARCH_HPC_ON_LOSS"
+TAKES_VARIABLE = "MONARCH_HPC_TAKES"
+"""The epoch of the run that the program takes over."""
 LOOP_VARIABLE = "MONARCH_HPC_REQUEUES"
 """Set by the batch script of a job that starts again when its time is over: how many times it may."""
 _IMPORT_PATH = "PYTHONPATH"
@@ -40,22 +46,32 @@ class ProgramSettings:
     Attributes:
         directory: the allocation's directory; None if the program was not started by `run`.
         run: the run's id; empty if the program was not started by `run`.
+        on_loss: what `run` was told to do if the program is lost; empty if the configuration says it.
+        takes: epoch of the run, if the program takes it over; else 0.
     """
 
     directory: Path | None
     run: str
+    on_loss: str = ""
+    takes: int = 0
 
 
 def without_program(environ: Mapping[str, str]) -> dict[str, str]:
     """Return *environ* without the variables that name a program's allocation, for programs on other ones."""
-    own = (DIRECTORY_VARIABLE, RUN_VARIABLE, _PARENT)
+    own = (DIRECTORY_VARIABLE, RUN_VARIABLE, ON_LOSS_VARIABLE, TAKES_VARIABLE, _PARENT)
     return {name: value for name, value in environ.items() if name not in own}
 
 
 def read_program() -> ProgramSettings:
     """Read the settings from this process's environment."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
-    return ProgramSettings(Path(directory) if directory else None, os.environ.get(RUN_VARIABLE, ""))
+    takes = os.environ.get(TAKES_VARIABLE, "")
+    return ProgramSettings(
+        Path(directory) if directory else None,
+        os.environ.get(RUN_VARIABLE, ""),
+        os.environ.get(ON_LOSS_VARIABLE, ""),
+        int(takes) if takes.isdecimal() else 0,
+    )
 
 
 def publish_allocations(used: Iterable[tuple[str, Path, str]]) -> None:
@@ -86,6 +102,11 @@ def own_slurm_ids() -> SlurmIds:
 def own_variables(names: Iterable[str]) -> dict[str, str]:
     """The variables among *names* that are set in this process."""
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def own_environment() -> dict[str, str]:
+    """All variables of this process but those that name its allocation, for programs on other ones."""
+    return without_program(os.environ)
 
 
 def own_import_path() -> dict[str, str]:

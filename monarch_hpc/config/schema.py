@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeVar
 
+from monarch_hpc.config.heal_section import HealConfig
+from monarch_hpc.config.logs_section import LogsConfig
+from monarch_hpc.config.run_section import RunConfig
 from monarch_hpc.config.slurm_section import FlagValue, LimitsConfig, SlurmConfig
+from monarch_hpc.config.tensor_section import TensorConfig
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.text.units import parse_size
@@ -30,8 +34,8 @@ __all__ = [
     "LogsConfig",
     "PathsConfig",
     "ProcsConfig",
-    "RunConfig",
     "SlurmConfig",
+    "TensorConfig",
     "TransportConfig",
     "UcxConfig",
     "as_document",
@@ -58,6 +62,7 @@ OWNER_ONLY = frozenset(
         "paths.node_tmp",
         "agent.python",
         "agent.prologue",
+        "agent.epilogue",
         "agent.env",
         "agent.prefix",
         "fabric.trusted",
@@ -91,10 +96,13 @@ class AgentConfig:
 
     python: str
     prologue: tuple[str, ...]
+    epilogue: tuple[str, ...]
+    hook_s: float
     env: Mapping[str, str]
     prefix: tuple[str, ...]
     grace_s: float
     attach_s: float
+    outlast_s: float
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,8 @@ class ProcsConfig:
     stop_s: float
     cause_s: float
     actor_threads: int
+    heal_s: float
+    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,7 @@ class LivenessConfig:
     heartbeat_s: float
     suspect_s: float
     dead_s: float
+    fence_s: float
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,7 @@ class TransportConfig:
     handshake_s: float
     max_half_open: int
     max_frame_bytes: int
+    list_pieces: int
     send_queue_bytes: int
     mailbox_bytes: int
     cast_direct: int
@@ -174,31 +186,10 @@ class UcxConfig:
 class RecordingConfig:
     """Retention of the records of procs, and answers to questions about them."""
 
+    clock_exchanges: int
+    clock_interval_s: float
     keep_dead: int
     max_answer_bytes: int
-
-
-@dataclass(frozen=True)
-class LogsConfig:
-    """Handling of the output and log records of procs."""
-
-    stream_to_client: bool
-    fold_s: float
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
-    to_logging: bool
-    with_actor: bool
-    proc_rate_bytes: int
-    host_rate_bytes: int
-    max_file_bytes: int
-    keep_runs: int
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """The end of a run."""
-
-    stop_grace_s: float
-    cancel_s: float
 
 
 @dataclass(frozen=True)
@@ -206,6 +197,14 @@ class LoginConfig:
     """The site's rules for login nodes."""
 
     controller: Literal["auto", "here", "host0"]
+
+
+@dataclass(frozen=True)
+class SubmititConfig:
+    """Jobs of submitit on an allocation."""
+
+    idle_s: float
+    notice_s: float
 
 
 @dataclass(frozen=True)
@@ -218,14 +217,17 @@ class Config:
     paths: PathsConfig
     agent: AgentConfig
     procs: ProcsConfig
+    heal: HealConfig
     liveness: LivenessConfig
     transport: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
     logs: LogsConfig
     telemetry: RecordingConfig
+    tensor: TensorConfig
     run: RunConfig
     login: LoginConfig
+    submitit: SubmititConfig
 
 
 @functools.cache

@@ -13,6 +13,7 @@ __all__ = [
     "Identity",
     "Role",
     "SlurmIds",
+    "first_member",
     "mesh_number",
     "new_allocation_id",
     "new_incarnation",
@@ -26,8 +27,14 @@ MAX_RUN_CHARS = 16
 _PROGRAM_BITS = 32
 """Low bits of a mesh's number, which count within its program; the others, of a signed 64-bit number, are the member.
 
-So an allocation can have 2**31 members, two thousand a day for three thousand years, and each member 2**32 meshes, a
-hundred a second for more than a year. A mesh's number leaves no bits free: nothing else can be packed into those 64.
+So each member can have 2**32 meshes, a hundred a second for more than a year. A mesh's number leaves no bits free:
+nothing else can be packed into those 64.
+"""
+
+_TERM_BITS = 20
+"""Low bits of a member's number, which count within a term of the head; the others are the term.
+
+So an allocation can have 2**11 terms, and a term 2**20 members, two thousand a day for more than a year.
 """
 
 
@@ -92,6 +99,11 @@ class SlurmIds:
 def new_incarnation() -> int:
     """Draw the number of a new incarnation: 64 random bits, never 0, which stands for "any"."""
     return int.from_bytes(os.urandom(8), "little") or 1
+
+
+def first_member(term: int) -> int:
+    """The number before the first member that the head of *term* numbers; above all numbers of earlier terms."""
+    return term - 1 << _TERM_BITS
 
 
 def mesh_number(member: int, number: int) -> int:

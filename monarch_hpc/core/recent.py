@@ -37,6 +37,11 @@ class Recent(Generic[K, V]):
             if len(self._entries) > self._limit:
                 del self._entries[next(iter(self._entries))]
 
+    def pop(self, key: K) -> V | None:
+        """Remove and return the entry of *key*; None if there is none."""
+        with self._lock:
+            return self._entries.pop(key, None)
+
     def setdefault(self, key: K, value: V) -> V:
         """Return the entry of *key*; if there is none, store and return *value*."""
         known = self._entries.get(key)

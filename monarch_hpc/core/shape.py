@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from monarch_hpc.core.arguments import check_number, check_text, check_texts, shown
 from monarch_hpc.core.dataclass import dataclass
@@ -159,12 +160,14 @@ class Point(Mapping[str, int]):
 class Region:
     """A view of a mesh: a selection of its *base* ranks, with their order and the names of its dimensions.
 
-    The element with coordinates c has base rank ``offset + sum(c[i] * strides[i])``.
+    The element with coordinates c has base rank ``offset + sum(c[i] * strides[i])``; or, with *picks*, the one that
+    stands there in *picks*.
     """
 
     extent: Extent
     offset: int
     strides: tuple[int, ...]
+    picks: tuple[int, ...] | None = None
 
     @classmethod
     def whole(cls, extent: Extent) -> Region:
@@ -209,7 +212,23 @@ class Region:
                 if not -size <= chosen < size:
                     raise IndexError(f"{label}={chosen} is outside 0..{size - 1}")
                 offset += (chosen % size) * stride
-        return Region(Extent(tuple(labels), tuple(sizes)), offset, tuple(strides))
+        return Region(Extent(tuple(labels), tuple(sizes)), offset, tuple(strides), self.picks)
+
+    def pick(self, label: str, places: Sequence[int]) -> Region:
+        """Keep the elements with these coordinates in one dimension, in this order.
+
+        Raises:
+            KeyError: no dimension has that name.
+            IndexError: a coordinate is outside the dimension, or there is none.
+        """
+        self.extent.check_known((label,))
+        if not places or not all(0 <= place < self.extent[label] for place in places):
+            raise IndexError(f"{label}={list(places)!s:.80} of {self.extent[label]}")
+        sizes = {**self.extent.to_dict(), label: len(places)}
+        kept = Extent.of(sizes)
+        points = (dict(kept.point(rank)) for rank in range(len(kept)))
+        picked = (self.slice(**{**point, label: places[point[label]]}).base_rank(0) for point in points)
+        return replace(Region.whole(kept), picks=tuple(picked))
 
     def split(self, **selection: Sequence[str] | int) -> Region:
         """Split dimensions into several: ``split(hosts=("racks", "hosts"), racks=4)``.
@@ -242,7 +261,7 @@ class Region:
         unused = given.keys() - {part for parts in names.values() for part in parts}
         if unused:
             raise ValueError(f"{sorted(unused)[0]}={given[sorted(unused)[0]]} is the size of no part of a dimension")
-        return Region(Extent(tuple(labels), tuple(sizes)), self.offset, tuple(strides))
+        return Region(Extent(tuple(labels), tuple(sizes)), self.offset, tuple(strides), self.picks)
 
     def flatten(self, label: str) -> Region:
         """Merge all dimensions into one, row by row.
@@ -256,7 +275,7 @@ class Region:
         for (_, outer), (size, inner) in itertools.pairwise(axes):
             if outer != inner * size:
                 raise ValueError(f"a slice left gaps in {self.extent}: flatten first, and slice after that")
-        return Region(Extent((label,), (len(self),)), self.offset, (axes[-1][1] if axes else 1,))
+        return Region(Extent((label,), (len(self),)), self.offset, (axes[-1][1] if axes else 1,), self.picks)
 
     def rename(self, **labels: str) -> Region:
         """Rename dimensions, each as ``old="new"``.
@@ -270,7 +289,7 @@ class Region:
         for label, other in labels.items():
             check_text(label, other)
         renamed = tuple(labels.get(label, label) for label in self.extent.names)
-        return Region(Extent(renamed, self.extent.shape), self.offset, self.strides)
+        return Region(Extent(renamed, self.extent.shape), self.offset, self.strides, self.picks)
 
     def base_rank(self, rank: int) -> int:
         """The base rank of the element at *rank* of this view."""
@@ -280,7 +299,7 @@ class Region:
         for size, stride in zip(reversed(self.extent.shape), reversed(self.strides), strict=True):
             rank, coordinate = divmod(rank, size)
             base += coordinate * stride
-        return base
+        return base if self.picks is None else self.picks[base]
 
     def base_ranks(self) -> Iterator[int]:
         """Base ranks of all elements, in the order of this view."""
@@ -292,7 +311,12 @@ class Region:
         Raises:
             ValueError: the view does not contain it.
         """
-        rest = base_rank - self.offset
+        place = base_rank
+        if self.picks is not None:
+            if base_rank not in self.picks:
+                raise ValueError(f"base rank {base_rank} is not in this view")
+            place = self.picks.index(base_rank)
+        rest = place - self.offset
         # A reversed dimension (negative stride) is read from its other end.
         rest -= sum(
             stride * (size - 1) for size, stride in zip(self.extent.shape, self.strides, strict=True) if stride < 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from monarch_hpc.actor.endpoint import Actor, endpoints_of
+from monarch_hpc.actor.endpoint import Actor, check_arguments, endpoints_of
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
-from monarch_hpc.core.arguments import check_text
+from monarch_hpc.core.arguments import check_text, shown
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
@@ -20,12 +22,35 @@ from monarch_hpc.mesh.calls.endpoint import Endpoint
 from monarch_hpc.mesh.calls.load import Load
 from monarch_hpc.mesh.view import MeshView
 
-__all__ = ["ActorMesh", "check_names"]
+__all__ = ["ActorMesh", "check_actor", "procs_of"]
 
 A = TypeVar("A", bound=Actor)
 
+_NUM_SIGNATURES = 256
+"""Number of constructors whose signatures are cached: reading one takes longer than the rest of a spawn."""
 
-def check_names(cls: type[Actor]) -> None:
+
+def check_actor(name: object, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    """Refuse a class or arguments that cannot be spawned, before anything is sent.
+
+    Raises:
+        TypeError: the name is not a string, *cls* is not a subclass of `Actor`, or its constructor does not take the
+            arguments.
+        ValueError: an endpoint has the name of an attribute of actor meshes.
+    """
+    check_text("name, the first argument of spawn,", name)
+    if not (isinstance(cls, type) and issubclass(cls, Actor)):
+        raise TypeError(f"spawn takes a subclass of Actor, then its constructor's arguments, not {shown(cls)}")
+    _check_names(cls)
+    check_arguments(f"{cls.__name__}.__init__", _signature_of(cls.__init__), args, kwargs)
+
+
+@functools.lru_cache(_NUM_SIGNATURES)
+def _signature_of(constructor: Callable[..., None]) -> inspect.Signature:
+    return inspect.signature(constructor)
+
+
+def _check_names(cls: type[Actor]) -> None:
     """Refuse endpoints that could not be called because `ActorMesh` has an attribute of the same name.
 
     Raises:
@@ -133,6 +158,17 @@ class ActorMesh(MeshView, Generic[A]):
             except TransportError:
                 ended(rank)  # the proc is gone, and its actor with it
         return future
+
+
+def procs_of(mesh: ActorMesh[Any]) -> list[ProcRef]:
+    """The procs of the actors of *mesh*, row by row; waits for them if they start.
+
+    Raises:
+        SpawnError: they did not start.
+    """
+    callee = mesh._callee
+    procs = callee.procs if callee.launch is None else callee.launch.settle()
+    return [procs[rank] for rank in mesh._region.base_ranks()]
 
 
 def _receive(name: str, actor: int, cls: type[A], region: Region, procs: Mapping[int, ProcRef]) -> ActorMesh[A]:

@@ -12,6 +12,7 @@ from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.messages.creator import pack_creator
 from monarch_hpc.actor.messages.payload import pack_spawn
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.arguments import check_callable, shown
 from monarch_hpc.core.errors import ActorDied, ActorError, BootstrapFailed, SpawnError
@@ -25,7 +26,7 @@ from monarch_hpc.mesh.plan import Started
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import try_dumps
 
-__all__ = ["Bootstrap", "at_each_point", "check_bootstrap", "run_bootstrap"]
+__all__ = ["Bootstrap", "at_each_point", "bootstrap_procs", "check_bootstrap", "run_bootstrap"]
 
 Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]] | Callable[[], Awaitable[None] | None]
 
@@ -79,26 +80,34 @@ def check_bootstrap(function: Bootstrap) -> None:
 
 
 def run_bootstrap(runtime: Runtime, name: str, function: Bootstrap, started: Started) -> None:
-    """Call *function* in each of the *started* procs; return when all calls have returned.
+    """Call *function* in each of the *started* procs; see `bootstrap_procs`."""
+    bootstrap_procs(runtime, name, function, started.procs, len(started.procs))
+
+
+def bootstrap_procs(
+    runtime: Runtime, name: str, function: Bootstrap, procs: Mapping[int, ProcRef], num_ranks: int
+) -> None:
+    """Call *function* in *procs*, adjacent ranks of a mesh of *num_ranks*; return when all calls have returned.
 
     Raises:
         BootstrapFailed: *function* raised; the error names the rank and the exception.
         SpawnError: a proc has died meanwhile.
         TypeError: *function* cannot be pickled.
     """
-    procs = started.procs
-    region = Region.whole(Extent(("procs",), (len(procs),)))
+    region = Region.whole(Extent(("procs",), (num_ranks,)))
     actor = new_incarnation()
     body, buffers = pack_spawn("bootstrap", region, pack_creator(context(), runtime.own), _Bootstrap, (), {})
     # Without an owner: the call below reports every failure of this actor.
     runtime.spawn("bootstrap", actor, 0, procs, body, buffers)
-    mesh = ActorMesh("bootstrap", actor, _Bootstrap, region, procs)
+    view = region.slice(procs=slice(min(procs), max(procs) + 1))
+    mesh = ActorMesh("bootstrap", actor, _Bootstrap, view, procs)
     answers = block(runtime, mesh.run.options(on_error="collect").call(function))
     for point, error in answers.failures().items():
-        proc = procs[point.rank]
+        rank = view.base_rank(point.rank)
+        proc = procs[rank]
         lines = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
         what = error.cause if isinstance(error, ActorDied) else summary_of(error)
-        cause = f"the bootstrap of {name or 'its mesh'} failed on rank {point.rank}: {what}"
+        cause = f"the bootstrap of {name or 'its mesh'} failed on rank {rank}: {what}"
         if not isinstance(error, ActorError):
             raise SpawnError(proc.host, cause, lines)
         failed = BootstrapFailed(proc.host, cause, lines)
@@ -121,7 +130,7 @@ class PointVariables:
 
     def __call__(self) -> Awaitable[None] | None:
         """Set the variables of this proc, then call the other function."""
-        for name, value in self._by_rank[context().message_rank.rank].items():
+        for name, value in self._by_rank[context().spawn_rank.rank].items():
             if value is None:
                 os.environ.pop(name, None)
             else:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["attach", "hosts", "this_host", "this_proc"]
 
 
-def attach(name: str | None = None) -> HostMesh:
+def attach(name: str | None = None, *, group: str | None = None) -> HostMesh:
     """All hosts of an allocation made by `monarch-hpc alloc`; for scripts and notebooks that `run` has not started.
 
     If the program uses no other allocation before, `hosts` and `this_host` mean this one from here on. What the program
@@ -26,23 +26,25 @@ def attach(name: str | None = None) -> HostMesh:
 
     Args:
         name: the allocation; None for ``default``, or the only live one.
+        group: only the hosts of this group, see `hosts`.
 
     Returns:
         A mesh with the dimension ``hosts``.
 
     Raises:
         AllocationError: there is no such allocation, it is not ready, or has ended.
-        TypeError: the name is not a string.
+        TypeError: the name or the group is not a string.
+        ValueError: there is no such group.
         VersionMismatch: the allocation runs another version of Python or of this package.
     """
     if name is None:
-        from monarch_hpc.mesh.program.opening import find_only
+        from monarch_hpc.mesh.program.allocations.opening import find_only
 
         name = find_only()
-    return hosts(name)
+    return hosts(name, group=group)
 
 
-def hosts(name: str | None = None) -> HostMesh:
+def hosts(name: str | None = None, *, group: str | None = None) -> HostMesh:
     """All hosts of an allocation, in the program and in its procs.
 
     Without a name, the oldest allocation that the program uses, and in a proc its own. If the program uses none: under
@@ -52,6 +54,8 @@ def hosts(name: str | None = None) -> HostMesh:
     Args:
         name: an allocation made by `monarch-hpc alloc`, which the program uses beside others; in procs, one that the
             program uses already.
+        group: only the hosts of this group of an allocation with groups: a component of a heterogeneous job. Calls go
+            from one group to another like all calls.
 
     Returns:
         A mesh with the dimension ``hosts``.
@@ -59,17 +63,20 @@ def hosts(name: str | None = None) -> HostMesh:
     Raises:
         AllocationError: the allocation cannot be reached, or has ended, or there is none of that name; or the program
             runs in a job whose hosts it cannot use, e.g. as one of many tasks of `srun`.
-        TypeError: the name is not a string.
+        TypeError: the name or the group is not a string.
+        ValueError: there is no such group.
         VersionMismatch: the allocation runs another version of Python or of this package.
     """
     if name is not None:
         check_text("name", name, filled=True)
+    if group is not None:
+        check_text("group", group, filled=True)
     with _expecting(name):
         from monarch_hpc.mesh.door import current_door
         from monarch_hpc.mesh.host import all_hosts
 
         door = current_door()
-        return all_hosts(door, door.allocation(name))
+        return all_hosts(door, door.allocation(name), group)
 
 
 def this_host() -> HostMesh:

@@ -7,13 +7,14 @@ chosen once, when the process's runtime is set up.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
+from monarch_hpc.mesh.healing.revivals import Healing
 from monarch_hpc.mesh.output.choice import LogChoice
 from monarch_hpc.mesh.plan import HostChoice, MeshOwner, ProcPlan, Started
 from monarch_hpc.wire.control.allocation import HostEntry
@@ -92,6 +93,24 @@ class ProgramDoor(ABC):
         """End the procs of an owner that has ended; *gone* is called when they are gone, or late."""
 
     @abstractmethod
+    def heal_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None, *, respawn: bool) -> Future[Healing]:
+        """Bring dead procs of a mesh back, with their actors; or, without *respawn*, only name them.
+
+        The future is done when each of them is alive again, or cannot be, or *timeout_s* seconds have passed; None for
+        config key `procs.heal_s`. It fails with `RuntimeError` if the mesh was stopped.
+
+        Raises:
+            RuntimeError: this process is not the program.
+        """
+
+    @abstractmethod
+    def move_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None) -> Future[Healing]:
+        """Bring the dead procs of lost hosts back on hosts without procs of the mesh; otherwise as `heal_procs`.
+
+        The result has only those for which there is a host.
+        """
+
+    @abstractmethod
     def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:
         """The name of a mesh of procs, and its procs by rank.
 
@@ -130,6 +149,10 @@ class ProgramDoor(ABC):
         Raises:
             RuntimeError: the program does not use the allocation any more.
         """
+
+    @abstractmethod
+    def hosts_in_use(self, allocation: str) -> list[int]:
+        """Ranks of the hosts of an allocation that are not spares; otherwise as `hosts`."""
 
     @abstractmethod
     def stop_hosts(self, choice: HostChoice, reason: str) -> Future[None]:

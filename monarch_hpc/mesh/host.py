@@ -12,11 +12,13 @@ from typing import Literal, Self
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import completed
+from monarch_hpc.actor.messages.payload import view_of
 from monarch_hpc.actor.runtime.mpi import check_world
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.agent.resources.binding import check_bindings
 from monarch_hpc.core.arguments import (
     check_flag,
+    check_instance,
     check_mapping,
     check_number,
     check_path,
@@ -33,6 +35,7 @@ from monarch_hpc.mesh.launch import Launch, caller_line
 from monarch_hpc.mesh.plan import HostChoice, ProcPlan
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.view import MeshView
+from monarch_hpc.supervision.policy import Restart
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST
 
@@ -121,6 +124,7 @@ class HostMesh(MeshView):
         env: Mapping[str, str | os.PathLike[str] | None] | None = None,
         preload: Sequence[str] = (),
         mpi: bool = False,
+        restart: Restart | None = None,
     ) -> ProcMesh:
         """Start procs on every host of this view and return their mesh at once, before they run.
 
@@ -149,16 +153,20 @@ class HostMesh(MeshView):
                 milliseconds and share the modules' memory. The modules must not start threads or CUDA.
             mpi: start the procs through a Slurm step, so that MPI's world is this mesh, rank by rank; config key
                 `procs.mpi` names the plugin. Starting takes as long as srun does, and no memory is shared.
+            restart: when procs that end are started again on their hosts, in their places, with the actors that the
+                program has spawned there; None for never. See `ProcMesh.heal` for what they find. Only for procs of the
+                program, and not with *mpi*.
 
         Returns:
             The procs, with the dimensions of these hosts followed by those of *per_host*.
 
         Raises:
             TypeError: an argument of another type, or *bootstrap* cannot be pickled. Nothing was started.
-            RuntimeError: the hosts were shut down, or their allocation has ended.
+            RuntimeError: the hosts were shut down, or their allocation has ended; or *restart* in a proc.
             ValueError: a dimension has the name of one of the hosts' dimensions, or a size below 1; there are too
                 many procs for one host; *proc_bind* is invalid, or asks for a CPU that a host was not granted; or
-                *mpi* with hosts that are not in Slurm's order. Nothing was started.
+                *mpi* with hosts that are not in Slurm's order, or of several groups, or with *restart*. Nothing was
+                started.
         """
         inner = _inner(per_host)
         check_text("name", name)
@@ -168,6 +176,7 @@ class HostMesh(MeshView):
         modules = check_texts("preload", preload, "['numpy', 'torch']")
         check_flag("mpi", mpi)
         door = current_door()
+        _check_restart(restart, door, mpi=mpi)
         runtime = door.runtime
         extent = Extent((*self.extent.names, *inner.names), (*self.extent.shape, *inner.shape))
         if callable(bootstrap_command):
@@ -189,10 +198,12 @@ class HostMesh(MeshView):
             mpi=mpi,
             allocation=self._allocation,
             group=self._group,
+            restart=restart,
+            bootstrap=bootstrap if door.is_program else None,
+            view=view_of(Region.whole(extent)),
         )
-        if mpi and list(plan.hosts) != sorted(set(plan.hosts)):
-            names = ", ".join(entry.name for entry in entries)
-            raise ValueError(f"mpi=True needs hosts in Slurm's order, and these are not: {names}")
+        if mpi:
+            _check_step(entries)
         number, started = door.start_procs(plan, context().actor)
         placed = [entry.name for entry in entries for _ in range(len(inner))]
         launch = Launch(runtime, name, placed, number, caller_line(), door.stop_procs)
@@ -284,11 +295,48 @@ def hosts_of(door: ProgramDoor, allocation: str, ranks: Sequence[int]) -> HostMe
     return HostMesh(allocation, Region.whole(extent), entries, door.runtime.info.python, owned=door.is_program)
 
 
-def all_hosts(door: ProgramDoor, allocation: str) -> HostMesh:
-    """All hosts of an allocation, along the dimension ``hosts``."""
-    entries = list(door.hosts(allocation).values())
+def all_hosts(door: ProgramDoor, allocation: str, group: str | None = None) -> HostMesh:
+    """All hosts of an allocation but spares, or those of one of its groups, along the dimension ``hosts``.
+
+    Raises:
+        ValueError: there is no such group.
+    """
+    granted = door.hosts(allocation)
+    entries = [granted[rank] for rank in door.hosts_in_use(allocation)]
+    if group is not None:
+        groups = list(dict.fromkeys(entry.group for entry in entries if entry.group))
+        entries = [entry for entry in entries if group and entry.group == group]
+        if not entries:
+            known = f"it has {', '.join(groups)}" if groups else "it has none; see 'monarch-hpc alloc --group'"
+            raise ValueError(f"group is {group!r}, which is not a group of the allocation: {known}")
     region = Region.whole(Extent(("hosts",), (len(entries),)))
     return HostMesh(allocation, region, dict(enumerate(entries)), door.runtime.info.python, owned=True)
+
+
+def _check_step(entries: Sequence[HostEntry]) -> None:
+    """Check that one step of Slurm's can have its tasks on these hosts, in their order."""
+    names = ", ".join(entry.name for entry in entries)
+    ranks = [entry.rank for entry in entries]
+    if ranks != sorted(set(ranks)):
+        raise ValueError(f"mpi=True needs hosts in Slurm's order, and these are not: {names}")
+    groups = list(dict.fromkeys(entry.group for entry in entries))
+    if len(groups) > 1:
+        raise ValueError(f"mpi=True needs hosts of one group, and these ({names}) are of {', '.join(groups)}")
+
+
+def _check_restart(restart: object, door: ProgramDoor, *, mpi: bool) -> None:
+    if restart is None:
+        return
+    check_instance("restart", restart, Restart, "a policy, as Restart('on-failure')")
+    if mpi:
+        raise ValueError(
+            "restart with mpi=True: procs for MPI start together, as the tasks of one step, and end together"
+        )
+    if not door.is_program:
+        raise RuntimeError(
+            "restart is for procs of the program, and this is one of its procs: an actor that starts procs learns of "
+            "their deaths in __supervise__, and can spawn others"
+        )
 
 
 def _inner(per_host: object) -> Extent:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import SpawnError
+from monarch_hpc.supervision.policy import Restart
 
 __all__ = ["HostChoice", "MeshOwner", "Outcome", "ProcPlan", "Started"]
 
@@ -25,6 +27,9 @@ class ProcPlan:
         allocation: the allocation of the hosts.
         group: see `HostChoice`.
         bind, bindings, python, mpi: see `wire.messages.SpawnProcs`.
+        restart: when procs that have ended are started again; None for never.
+        bootstrap: called in each proc before any actor; only for the program's own requests.
+        view: the dimensions of the mesh, see `actor.messages.payload.view_of`.
     """
 
     hosts: tuple[int, ...]
@@ -39,6 +44,9 @@ class ProcPlan:
     mpi: bool = False
     allocation: str = ""
     group: int = 0
+    restart: Restart | None = None
+    bootstrap: object = None
+    view: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from monarch_hpc.actor.context import context
-from monarch_hpc.actor.endpoint import Actor, check_arguments
+from monarch_hpc.actor.endpoint import Actor
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import completed
 from monarch_hpc.actor.messages.creator import pack_creator
@@ -18,12 +18,12 @@ from monarch_hpc.actor.messages.payload import pack_spawn
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.log_records import Level
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
-from monarch_hpc.core.arguments import check_flag, check_seconds, check_text, shown
+from monarch_hpc.core.arguments import check_flag, check_seconds, check_text
 from monarch_hpc.core.errors import EngineFailed, ProcDied, SpawnError, TransportError
 from monarch_hpc.core.ids import new_incarnation, number_in_program
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import qualified_name
-from monarch_hpc.mesh.actors import ActorMesh, check_names
+from monarch_hpc.mesh.actors import ActorMesh, check_actor
 from monarch_hpc.mesh.door import block, door_of
 from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.output.choice import LogChoice, both, parse_level
@@ -31,14 +31,14 @@ from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.wire.frames import Buffer
 
 if TYPE_CHECKING:
+    import os
+
+    from monarch_hpc.mesh.healing.heal import Healed
     from monarch_hpc.mesh.host import HostMesh
 
-__all__ = ["ProcMesh", "check_actor", "mesh_around", "proc_of"]
+__all__ = ["ProcMesh", "mesh_around", "proc_of"]
 
 A = TypeVar("A", bound=Actor)
-
-_NUM_SIGNATURES = 256
-"""Number of constructors whose signatures are cached: reading one takes longer than the rest of a spawn."""
 
 
 class ProcMesh(MeshView):
@@ -66,10 +66,13 @@ class ProcMesh(MeshView):
         self._launch = procs if isinstance(procs, Launch) else None
         self._runtime = runtime or current_runtime()
         self._owned = owned
+        self._root: ProcMesh | None = None
 
     def _viewing(self, region: Region) -> Self:
         whole = self._owned and len(region) == len(self._region)
-        return type(self)(self._name, self._mesh, region, self._procs, self._runtime, owned=whole)
+        view = type(self)(self._name, self._mesh, region, self._procs, self._runtime, owned=whole)
+        view._root = self.root
+        return view
 
     def __reduce__(self) -> tuple[object, ...]:
         kept = {rank: self._procs[rank] for rank in self._region.base_ranks()}
@@ -122,31 +125,72 @@ class ProcMesh(MeshView):
         here = context()
         creator = pack_creator(here, self._runtime.own)
         body, buffers = pack_spawn(name, self._region, creator, cls, args, kwargs)
-        actor, owner, class_name = new_incarnation(), here.actor, qualified_name(cls)
+        actor, owner = new_incarnation(), here.actor
         if self._launch is not None:
             self._launch.check()
 
             def later(failure: SpawnError | None, copies: Sequence[Buffer]) -> None:
                 if failure is None:
                     with contextlib.suppress(ProcDied):  # calls to the actor say so, too
-                        self._spawn(name, actor, owner, class_name, body, copies)
+                        self._spawn(name, actor, owner, cls, body, copies)
 
             if self._launch.defer(later, body, buffers):
                 return ActorMesh(name, actor, cls, self._region, self._procs)
-        self._spawn(name, actor, owner, class_name, body, buffers)
+        self._spawn(name, actor, owner, cls, body, buffers)
         kept = {rank: self._procs[rank] for rank in self._region.base_ranks()}
         return ActorMesh(name, actor, cls, self._region, self._runtime.incarnations.of(actor, kept))
 
     def _spawn(
-        self, name: str, actor: int, owner: int, class_name: str, body: bytes, buffers: Sequence[Buffer]
+        self, name: str, actor: int, owner: int, cls: type[Actor], body: bytes, buffers: Sequence[Buffer]
     ) -> None:
         procs = dict(enumerate(self.procs))
+        runtime = self._runtime
         try:
-            self._runtime.spawn(name, actor, owner, procs, body, buffers, self._region, class_name)
+            runtime.spawn(name, actor, owner, procs, body, buffers, self._region, qualified_name(cls))
+            if self._number and door_of(runtime).is_program:
+                runtime.ownership.keep(actor, self._number, self._region, cls, body, buffers)
         except EngineFailed:
             raise
         except TransportError as error:
             raise ProcDied(f"a proc of {self._shown}", str(error)) from error
+
+    @property
+    def root(self) -> ProcMesh:
+        """The mesh that this is a slice of, as `spawn_procs` returned it, or as it came in a message."""
+        return self._root or self
+
+    @property
+    def region(self) -> Region:
+        """The place of these procs among all procs that were started with them."""
+        return self._region
+
+    def activate(self) -> AbstractContextManager[object]:
+        """Have torch's functions make tensors on these procs: ``with procs.activate():``; needs torch.
+
+        In the block, functions that make tensors of none make them on every proc. Operations on such tensors run where
+        they are, also after the block. At its end, all that was issued is done.
+
+        Raises:
+            SpawnError: the procs did not start.
+            DeviceMeshError: a proc is gone; also at the end of the block.
+        """
+        activation: AbstractContextManager[object] = _tensors().activate(self)
+        return activation
+
+    def rank_tensor(self, dim: str) -> Any:
+        """The coordinate of each proc along a dimension, as a mesh tensor; needs torch.
+
+        Raises:
+            KeyError: no dimension of that name.
+        """
+        return _tensors().rank_tensor(self, dim)
+
+    rank = rank_tensor
+
+    def rank_tensors(self) -> dict[str, Any]:
+        """The coordinates along all dimensions, by name; see `rank_tensor`."""
+        tensors: dict[str, Any] = _tensors().rank_tensors(self)
+        return tensors
 
     @property
     def initialized(self) -> Future[Literal[True]]:
@@ -233,6 +277,48 @@ class ProcMesh(MeshView):
         levels.add_done_callback(lambda _levels: setters.stop())
         return both(chosen, levels)
 
+    @property
+    def heals(self) -> int:
+        """How many times procs of this view were started again, as far as this process knows; waits for their start."""
+        return sum(proc.restarts for proc in self.procs)
+
+    def heal(
+        self, policy: str | Sequence[str] = ("respawn", "spares", "shrink"), timeout: float | None = None
+    ) -> Healed[Self]:
+        """Bring dead procs of this view back, with their actors; see `heal_mesh`."""
+        from monarch_hpc.mesh.healing.heal import heal_mesh  # it imports this module
+
+        return heal_mesh(self, policy, timeout)
+
+    def checkpoint(self, folder: str | os.PathLike[str] | None = None) -> int:
+        """Keep the states of the actors on these procs: what their ``__checkpoint__`` returns; blocks until all have.
+
+        It asks the actors that the program has spawned here and whose class has that method, each once it has handled
+        the messages that came before; so a checkpoint is consistent if nothing else calls them meanwhile. An actor that
+        is made again gets its state of the last checkpoint in ``__restore__``. A checkpoint that fails on one rank
+        leaves the last one in force.
+
+        Args:
+            folder: a private folder that the program and all hosts share. Each proc writes its own files there, whole
+                or not at all; the last two checkpoints are kept. One program at a time. None keeps the states in the
+                program's memory.
+
+        Returns:
+            The number of actors.
+
+        Raises:
+            TypeError: *folder* is not a path, or a class has no ``__restore__``.
+            RuntimeError: this is not the program, or the mesh was stopped.
+            MeshDied: actors are gone.
+            ConfigError: others can read or change the folder.
+            Exception: ``__checkpoint__`` raised it, or pickling, or the file system.
+        """
+        from monarch_hpc.mesh.healing.checkpoint import take_checkpoint  # it imports modules that import this one
+
+        procs = self._procs if self._launch is None else self._launch.settle()  # actors may wait to be spawned
+        ranks = list(self._region.base_ranks())
+        return take_checkpoint(self._runtime, self._shown, self._number, ranks, procs, folder)
+
     def stop(self, reason: str = "") -> Future[None]:
         """End all procs of the mesh, also while they start.
 
@@ -286,6 +372,14 @@ def mesh_around(name: str, region: Region, procs: Mapping[int, ProcRef], runtime
     return ProcMesh(name, mesh, region, runtime.incarnations.of(mesh, kept) if mesh else kept, runtime)
 
 
+_TENSORS = "monarch_hpc.tensor.active"
+"""Tensors on meshes, by name: this layer does not depend on them."""
+
+
+def _tensors() -> Any:
+    return importlib.import_module(_TENSORS)
+
+
 _own: ProcMesh | None = None
 
 
@@ -296,26 +390,6 @@ def proc_of(runtime: Runtime) -> ProcMesh:
     if _own is None or _own._runtime is not runtime or _own._procs.get(own.rank) is not own:
         _own = ProcMesh(f"proc {own.rank} on {own.host}", own.mesh, own.region, {own.rank: own}, runtime)
     return _own
-
-
-def check_actor(name: object, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    """Refuse a class or arguments that cannot be spawned, before anything is sent.
-
-    Raises:
-        TypeError: the name is not a string, *cls* is not a subclass of `Actor`, or its constructor does not take the
-            arguments.
-        ValueError: an endpoint has the name of an attribute of actor meshes.
-    """
-    check_text("name, the first argument of spawn,", name)
-    if not (isinstance(cls, type) and issubclass(cls, Actor)):
-        raise TypeError(f"spawn takes a subclass of Actor, then its constructor's arguments, not {shown(cls)}")
-    check_names(cls)
-    check_arguments(f"{cls.__name__}.__init__", _signature_of(cls.__init__), args, kwargs)
-
-
-@functools.lru_cache(_NUM_SIGNATURES)
-def _signature_of(constructor: Callable[..., None]) -> inspect.Signature:
-    return inspect.signature(constructor)
 
 
 def _receive(name: str, mesh: int, region: Region, procs: Mapping[int, ProcRef]) -> ProcMesh:

@@ -7,6 +7,7 @@ are forked, these cost a proc nothing; loaded in each of eight procs on two core
 from __future__ import annotations
 
 from monarch_hpc.actor.context import provide_instances
+from monarch_hpc.actor.kept.keeper import open_keeper
 from monarch_hpc.actor.runtime.main import serve
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.mesh import host  # noqa: F401 loaded for the forked procs
@@ -18,8 +19,10 @@ __all__ = ["LATER", "main"]
 
 LATER = (
     "monarch_hpc.mesh.current",
+    "monarch_hpc.mesh.healing.heal",
     "monarch_hpc.actor.execution.event_loop",
     "monarch_hpc.actor.ports.port",
+    "monarch_hpc.actor.spans",
     "monarch_hpc.mesh.calls.accumulator",
     "monarch_hpc.core.ndslice",
     "monarch_hpc.mesh.program.registry",
@@ -40,3 +43,4 @@ def main(start: ProcStart) -> int:
 
 def _open_door(runtime: Runtime) -> None:
     runtime.door = RemoteDoor(runtime)
+    open_keeper(runtime)

@@ -10,19 +10,21 @@ from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
-from monarch_hpc.core.arguments import check_flag, check_time_limit, shown
+from monarch_hpc.core.arguments import check_flag, check_instance, check_time_limit, shown
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.storage.segment import Access
+from monarch_hpc.mesh.actors import ActorMesh, procs_of
+from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.rdma.backend import get_rdma_backend
 from monarch_hpc.rdma.lending import lend
 from monarch_hpc.rdma.local import Local, allocation_of, check_types, look_at
 from monarch_hpc.rdma.remote_use import AskUse, MoveUse, after
 from monarch_hpc.rdma.shared import lay_over, map_memory
 from monarch_hpc.transport.memory.moves import Move
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import Answered, MemoryPeer
 from monarch_hpc.transport.memory.places import Scattered
 from monarch_hpc.transport.memory.requests import WORD_BYTES, Change
+from monarch_hpc.transport.memory.transfer import Transfer
 
 __all__ = ["DEFAULT_TIMEOUT_S", "RDMABuffer", "lend_scattered", "rebuild"]
 
@@ -121,18 +123,34 @@ class RDMABuffer:
         """What moves its bytes where both sides have it, see `get_rdma_backend`."""
         return get_rdma_backend()
 
-    @property
-    def path(self) -> str:
-        """What moves its bytes between its owner and this process; empty before the first use.
+    def path(
+        self, peer: ProcMesh | ActorMesh[Any] | None = None, *, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> Future[str]:
+        """Ask what moves its bytes between its owner and a process; chosen for each pair of them, and each memory.
 
-        ``shm`` where this process maps the memory, ``cma`` where it copies it by itself, ``local`` in the owner, else
-        the fabric: ``ucx/shm``, ``tcp``.
+        Args:
+            peer: a mesh of one proc, or of one actor, whose proc is meant; None for this process.
+            timeout: seconds; None for no limit.
+
+        Returns:
+            A future with ``shm`` where that process maps the memory, ``cma`` where it copies it by itself, ``local`` in
+            the owner, else with the fabric: ``ucx/shm``, ``tcp``. Empty while the two have no connection. It fails with
+            `ProcDied` or `HostLost` if *peer* is gone.
+
+        Raises:
+            TypeError, ValueError: *peer* is not a mesh of one proc or actor.
         """
-        runtime = current_runtime()
-        if self._proc.incarnation == runtime.own.incarnation:
-            return "local"
-        channel = runtime.node.channels.get(self._proc.incarnation)
-        return "" if channel is None else channel.memory.path(self._id) or channel.fabric
+        runtime, limit_s = current_runtime(), check_time_limit("timeout", timeout)
+        proc = runtime.own if peer is None else _proc_of(peer)
+        found: list[str] = []
+
+        def ask(memory: MemoryPeer, answered: Answered) -> None:
+            memory.ask_path(self._id, self._proc.incarnation, answered)
+
+        what = f"the path of {self!r} on {proc.host}"
+        use = AskUse(runtime, proc, what, limit_s, ask, lambda text: found.append(text.decode(errors="replace")))
+        use.begin()
+        return after(use, what, found.pop)
 
     def read_into(self, dst: object, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Future[None]:
         """Read the buffer into the beginning of *dst*.
@@ -316,11 +334,11 @@ class Changing:
         return use
 
 
-def lend_scattered(memory: Scattered) -> RDMABuffer:
-    """A buffer, for reading, of memory that lies apart."""
+def lend_scattered(memory: Scattered, *, writable: bool) -> RDMABuffer:
+    """A buffer of memory that lies apart; for reading, or for both if *writable*."""
     num_bytes = memory.places.num_bytes
     buffer: RDMABuffer = object.__new__(RDMABuffer)
-    buffer._lend(Local(memory, num_bytes, (num_bytes,), "uint8", "cpu", False, ""), None, writable=False)
+    buffer._lend(Local(memory, num_bytes, (num_bytes,), "uint8", "cpu", writable, ""), None, writable=writable)
     return buffer
 
 
@@ -333,6 +351,16 @@ def rebuild(
     buffer._proc = ProcRef(*where, *last)
     buffer.shape, buffer.dtype, buffer.device, buffer._kind, buffer.owner, buffer.writable = shown_as
     return buffer
+
+
+def _proc_of(peer: object) -> ProcRef:
+    """The proc of a mesh of one; errors as of `RDMABuffer.path`."""
+    check_instance("peer", peer, (ProcMesh, ActorMesh), "a mesh of one proc or actor, such as procs.slice(gpus=0)")
+    assert isinstance(peer, ProcMesh | ActorMesh)
+    procs = peer.procs if isinstance(peer, ProcMesh) else procs_of(peer)
+    if len(procs) != 1:
+        raise ValueError(f"peer is {peer!r}, of {len(procs)}: slice it to one proc")
+    return procs[0]
 
 
 def _new(kind: str, shape: tuple[int, ...], dtype: str, num_bytes: int) -> Any:

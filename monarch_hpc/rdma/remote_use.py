@@ -12,8 +12,8 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.core.errors import ChannelClosed, MemoryAccessError, PeerLost, TransportError
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import Answered, MemoryPeer
+from monarch_hpc.transport.memory.transfer import Transfer
 
 __all__ = ["AskUse", "MoveUse", "RemoteUse", "after", "record_waits"]
 
@@ -175,11 +175,11 @@ class MoveUse(RemoteUse):
             transfer.on_done(lambda _transfer: self._ended(link, transfer.error))
 
     def _ended(self, link: ProcLink, error: TransportError | None) -> None:
-        if error is None:
-            recorder, proc = self._runtime.recorder, self._proc
-            path = link.memory.path(self._identifier) or getattr(link, "fabric", "")
-            peer = link.mark or recorder.names.proc(proc.incarnation, proc.host)
-            recorder.moved(path, peer, self._num_bytes, monotonic_ns() - self._began_ns, write=self._write)
+        recorder, proc = self._runtime.recorder, self._proc
+        path = link.memory.path(self._identifier) or getattr(link, "fabric", "")
+        peer = link.mark or recorder.names.proc(proc.incarnation, proc.host)
+        took_ns = monotonic_ns() - self._began_ns
+        recorder.moved(path, peer, self._num_bytes, took_ns, write=self._write, failed=error is not None)
         self._over(error)
 
     def _stop(self) -> bool:

@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
-from monarch_hpc.core.arguments import check_instance, check_number, check_seconds, check_texts, check_time_limit
+from monarch_hpc.core.arguments import (
+    check_flag,
+    check_instance,
+    check_number,
+    check_seconds,
+    check_texts,
+    check_time_limit,
+)
 from monarch_hpc.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer
 from monarch_hpc.rdma.trees.reader import Reader
 from monarch_hpc.rdma.trees.reading import Reading
@@ -37,17 +44,21 @@ class RDMAState:
         tree: with at least one array. Its memory is held as that of an `RDMABuffer`.
         copies: how many versions others can read, each as large as the tree; the first is published at once.
         dtype: the type that floating-point elements of the copies are converted to, once for each version.
+        writable: whether it may be a destination of `broadcast`; only without copies.
 
     Raises:
         TypeError: the tree has a tensor whose memory cannot be read as it is, or elements that cannot be converted.
         ValueError: it has no arrays, or two with the same key.
     """
 
-    def __init__(self, tree: object, *, copies: int = 0, dtype: object = None) -> None:
+    def __init__(self, tree: object, *, copies: int = 0, dtype: object = None, writable: bool = False) -> None:
         num_copies = check_number("copies", copies, least=0)
         if dtype is not None and not num_copies:
             raise ValueError("dtype converts copies, and there are none: give copies=2, or copies=1, too")
-        self._source: Source | None = Source(tree, num_copies, "" if dtype is None else dtype_name(dtype))
+        if check_flag("writable", writable) and num_copies:
+            raise ValueError("copies are written by publish alone: give writable=True without copies")
+        name = "" if dtype is None else dtype_name(dtype)
+        self._source: Source | None = Source(tree, num_copies, name, writable=writable)
         self._roots: tuple[RDMABuffer, ...] = (self._source.root,)
         self._num_bytes = self._source.layout.num_bytes
 
@@ -78,6 +89,11 @@ class RDMAState:
     def owners(self) -> tuple[str, ...]:
         """Identities of the actors that made it."""
         return tuple(root.owner for root in self._roots)
+
+    @property
+    def roots(self) -> tuple[RDMABuffer, ...]:
+        """The memory that it refers to, of each owner; for `broadcast`."""
+        return self._roots
 
     def size(self) -> int:
         """Number of bytes of the arrays, those that share memory counted once; of one copy."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from monarch_hpc.slurm.allocation import Allocations, Census, Released
+from monarch_hpc.slurm.allocation import Allocations, Released
+from monarch_hpc.slurm.census import Census
 from monarch_hpc.slurm.checks.plan import JobPlan, plan_job
 from monarch_hpc.slurm.checks.site_rules import limits_in_words
 from monarch_hpc.slurm.commands.jobs import QueueRow
@@ -14,7 +15,7 @@ from monarch_hpc.slurm.inside import JobHere, find_job_here, open_inside
 from monarch_hpc.slurm.job import Lifecycle, Stage
 from monarch_hpc.slurm.nodes.exclusions import Exclusion, Exclusions, exclude_bad_hosts
 from monarch_hpc.slurm.registry import AllocationRecord, Ended, check_name
-from monarch_hpc.slurm.script import Request, plan_job_flags, render_script
+from monarch_hpc.slurm.script import Group, Request, plan_group_flags, plan_job_flags, render_script
 
 __all__ = [
     "AllocationRecord",
@@ -23,6 +24,7 @@ __all__ = [
     "Ended",
     "Exclusion",
     "Exclusions",
+    "Group",
     "JobHere",
     "JobPlan",
     "Lifecycle",
@@ -40,6 +42,7 @@ __all__ = [
     "limits_in_words",
     "look",
     "open_inside",
+    "plan_group_flags",
     "plan_job",
     "plan_job_flags",
     "reason_in_words",

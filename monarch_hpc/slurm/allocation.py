@@ -1,4 +1,4 @@
-"""Carries out the decisions of `monarch_hpc.slurm.job` for allocations, with files and Slurm's commands."""
+"""Asks Slurm for allocations, follows their start, and releases them, with files and Slurm's commands."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from monarch_hpc.config import Config
@@ -17,52 +18,31 @@ from monarch_hpc.core.errors import (
     AllocationError,
     MonarchError,
     SlurmBusy,
-    SlurmMissing,
     SlurmParseError,
 )
 from monarch_hpc.core.storage.files import private_dir
+from monarch_hpc.slurm.census import Census, queue_snapshot, take_census
 from monarch_hpc.slurm.checks.plan import JobPlan, plan_job
 from monarch_hpc.slurm.commands.argv import flag_words
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.commands.jobs import JobDetail, QueueRow
 from monarch_hpc.slurm.commands.states import Phase
-from monarch_hpc.slurm.directory import look, prepare
+from monarch_hpc.slurm.directory import await_epilogue, hook_problem, look, prepare
+from monarch_hpc.slurm.ghost import ask_agents, decide_ghost
 from monarch_hpc.slurm.job import (
     IN_FLIGHT_S,
-    AskSlurm,
-    CancelJob,
-    CloseRecord,
     Lifecycle,
-    decide,
-    decide_gone,
 )
-from monarch_hpc.slurm.owner import current_owner, owner_lives
-from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry, Snapshot
-from monarch_hpc.slurm.script import Request, plan_job_flags, render_script
+from monarch_hpc.slurm.owner import current_owner
+from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry
+from monarch_hpc.slurm.script import Request, plan_group_flags, render_script
 from monarch_hpc.slurm.startup import Startup
 
-__all__ = ["Allocations", "Census", "Released"]
+__all__ = ["Allocations", "Released"]
 
 _REQUESTED = "its release was requested"
 # A job's end takes the site's KillWait (30 s by default) and its epilogue.
 _END_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Census:
-    """The state of all allocations after records and Slurm's queue were compared.
-
-    Args:
-        records: all records, the oldest first.
-        rows: the jobs that squeue listed, by job name.
-        changes: what was done, as sentences for the user.
-        problem: why Slurm did not answer; the remaining records are unchanged then.
-    """
-
-    records: tuple[AllocationRecord, ...]
-    rows: Mapping[str, QueueRow]
-    changes: tuple[str, ...] = ()
-    problem: MonarchError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +53,13 @@ class Released:
         record: the closed record.
         left: number of our processes left on each host, as counted by the agents; None if no agent could be asked.
         waited_s: duration of the release, in seconds.
+        problem: what the allocation's epilogue says of its failure; empty if it has none, or has not failed.
     """
 
     record: AllocationRecord
     left: Mapping[str, int] | None
     waited_s: float
+    problem: str = ""
 
 
 class Allocations:
@@ -115,26 +97,7 @@ class Allocations:
         Args:
             max_age_s: a cached answer of squeue may be this old, in seconds.
         """
-        records = self.registry.records()
-        try:
-            self.slurm.require("squeue")
-            snapshot = self._snapshot(records, max_age_s)
-        except (SlurmBusy, SlurmMissing) as error:
-            return Census(records, {}, (), error)
-        rows = snapshot.rows()
-        changes: list[str] = []
-        settled: list[AllocationRecord] = []
-        problem: MonarchError | None = None
-        for record in records:
-            try:
-                # Every request to a slurmctld that does not answer takes its full timeout: one is enough.
-                row = rows.get(record.job_name)
-                settled.append(record if problem else self._settle(record, row, changes))
-            except SlurmBusy as error:
-                settled.append(record)
-                problem = error
-        self.registry.prune(time.time())
-        return Census(tuple(settled), rows, tuple(changes), problem)
+        return take_census(self.registry, self.slurm, max_age_s)
 
     def requeued(self, record: AllocationRecord, row: QueueRow | None) -> bool:
         """Tell whether Slurm has requeued the job since the newest files in its directory were written.
@@ -152,14 +115,46 @@ class Allocations:
             return False
         return detail is not None and detail.state.phase.alive and detail.restarts > granted.restarts
 
+    def end_ghost(self, record: AllocationRecord) -> tuple[AllocationRecord, str]:
+        """Cancel the job of an allocation whose head does not answer, if none of its hosts has an agent any more.
+
+        Returns:
+            The record, marked for release if its job was cancelled; and what was done, in words, empty if nothing.
+
+        Raises:
+            SlurmError: Slurm did not answer; nothing was cancelled.
+        """
+        seen = look(record.directory)
+        if record.job_id is None or seen.ready is None or seen.released or seen.exit_status is not None:
+            return record, ""
+        job = self._find_job(record)
+        restarts = seen.granted.restarts if seen.granted is not None else 0
+        if job is None or job.restarts > restarts or record.release_why:
+            return record, ""
+        answers = ask_agents(self.slurm, job, record.allocation, self._config.slurm.command_timeout_s)
+        why = decide_ghost(job, answers, seen.ready.head_name, job.batch_host)
+        if not why:
+            return record, ""
+        record = self.registry.request_release(record, why)
+        self.slurm.cancel(job.job_id)
+        return record, f"{record.name}: job {job.job_id} was cancelled: {why}"
+
     def plan(self, request: Request) -> tuple[Request, JobPlan]:
         """Check a request against the site's rules and its reservation, and return it as it can be submitted.
 
         Raises:
             ConfigError: they refuse it.
         """
-        plan = plan_job(self._config, plan_job_flags(self._config, request), self.slurm)
-        return replace(request, options=(*request.options, *plan.options)), plan
+        plans = [plan_job(self._config, flags, self.slurm) for flags in plan_group_flags(self._config, request)]
+        notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
+        merged = replace(plans[0], notes=notes)
+        if not request.groups:
+            return replace(request, options=(*request.options, *merged.options)), merged
+        groups = (
+            replace(group, options=(*group.options, *plan.options))
+            for group, plan in zip(request.groups, plans, strict=True)
+        )
+        return replace(request, groups=tuple(groups)), merged
 
     def submit(self, request: Request) -> AllocationRecord:
         """Ask Slurm for an allocation; the intent is on disk before sbatch runs.
@@ -171,9 +166,10 @@ class Allocations:
         """
         self.slurm.require("sbatch")
         script = render_script(self._config, request)
-        flags = dict(word[2:].partition("=")[::2] for word in flag_words(plan_job_flags(self._config, request)))
+        first = plan_group_flags(self._config, request)[0]
+        flags = dict(word[2:].partition("=")[::2] for word in flag_words(first))
         record = AllocationRecord(
-            request.allocation, request.name, request.directory, request.num_hosts, current_owner(), time.time()
+            request.allocation, request.name, request.directory, request.size, current_owner(), time.time()
         )
         self.registry.create(record)
         try:
@@ -208,7 +204,8 @@ class Allocations:
             AgentsMissing: agents did not report in time; the job still exists.
             AllocationError: the job runs, but wrote nothing into its directory; the job still exists.
         """
-        startup = Startup(self._config.slurm, self.registry, self.slurm, self._snapshot, record, min_hosts)
+        look_up = partial(queue_snapshot, self.registry, self.slurm)
+        startup = Startup(self._config.slurm, self.registry, self.slurm, look_up, record, min_hosts)
         return startup.follow(report, stop)
 
     def release(
@@ -230,6 +227,8 @@ class Allocations:
         left = None
         if shut_down is not None and look(record.directory).ready is not None:
             left = shut_down(record.directory)
+        if left is not None:
+            await_epilogue(record.directory)
         try:
             if record.job_id is None:
                 record = self._await_number(record, started)
@@ -243,48 +242,7 @@ class Allocations:
             raise
         if record.live:
             record = self.registry.close(record, Ended("RELEASED", record.release_why, "monarch-hpc", time.time()))
-        return Released(record, left, started.elapsed_s())
-
-    def _snapshot(self, records: Sequence[AllocationRecord], max_age_s: float) -> Snapshot:
-        """Return squeue's output for all records that may have a job; it is cached for *max_age_s* seconds."""
-        now_s = time.time()
-        watched = [record for record in records if record.live or _may_appear(record, now_s)]
-        names = frozenset(record.job_name for record in watched)
-        if not names:
-            return Snapshot(now_s, names, "")
-        kept = self.registry.load_snapshot()
-        newest_s = max(record.submitted_s or record.created_s for record in watched)
-        if kept is not None and names <= kept.names and newest_s < kept.at_s <= now_s < kept.at_s + max_age_s:
-            return kept
-        snapshot = Snapshot(now_s, names, self.slurm.list_queue(names))
-        self.registry.store_snapshot(snapshot)
-        return snapshot
-
-    def _settle(self, record: AllocationRecord, row: QueueRow | None, changes: list[str]) -> AllocationRecord:
-        """Carry out what is due for one record and return its new state."""
-        lives = None
-        if record.live and record.job_id is None:
-            lives = owner_lives(record.owner)
-            # An owner that is gone may have written the job id, or the end, just before.
-            record = next((new for new in self.registry.records() if new.allocation == record.allocation), record)
-        decision = decide(record, row, lives, time.time())
-        if isinstance(decision, AskSlurm):
-            detail = self.slurm.find_job(decision.job_id, record.job_name)
-            if detail is None and not record.release_why:
-                detail = self.slurm.find_ended(decision.job_id, record.job_name)
-            seen = look(record.directory)
-            decision = decide_gone(record, detail, seen.exit_status, time.time(), seen.released)
-        if isinstance(decision, CancelJob):
-            if record.live and record.job_id is None:
-                record = self.registry.set_job(record, decision.job_id, time.time())
-                record = self.registry.request_release(record, decision.why)
-            self.slurm.cancel(decision.job_id)
-            changes.append(f"{record.name}: job {decision.job_id} was cancelled: {decision.why}")
-        elif isinstance(decision, CloseRecord):
-            record = self.registry.close(record, decision.ended)
-            job = f"job {record.job_id}" if record.job_id else "no job"
-            changes.append(f"{record.name}: {job}: {decision.ended.state}: {decision.ended.reason}")
-        return record
+        return Released(record, left, started.elapsed_s(), hook_problem(record.directory))
 
     def _submit(self, record: AllocationRecord, script: Path, flags: Mapping[str, str]) -> int:
         try:
@@ -350,9 +308,3 @@ class Allocations:
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 5.0)
-
-
-def _may_appear(record: AllocationRecord, now_s: float) -> bool:
-    """Tell whether the job of a closed record may still appear in the queue."""
-    ended = record.ended
-    return ended is not None and ended.state == "NEVER_SUBMITTED" and now_s - ended.at_s < 3600.0

@@ -15,9 +15,9 @@ from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.slurm.commands.argv import flag_words, merge_options
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.requeue import check_chaining
-from monarch_hpc.slurm.script import complete_tasks, fill_template, plan_site_flags, quoted
+from monarch_hpc.slurm.script import complete_tasks, fill_template, plan_site_flags, quoted, render_hook
 
-__all__ = ["BatchRequest", "batch_client", "plan_batch_flags", "render_batch", "submit_batch"]
+__all__ = ["BatchRequest", "batch_client", "plan_batch_flags", "render_batch", "render_function", "submit_batch"]
 
 _OURS = {
     "parsable": "it is always set",
@@ -91,7 +91,7 @@ def render_batch(config: Config, request: BatchRequest) -> str:
         "run.sbatch",
         {
             "batch_flags": "\n".join(f"#SBATCH {quoted(word)}" for word in flag_words(flags)),
-            "prologue": "\n".join(config.agent.prologue) or "# (nothing)",
+            "prologue": render_hook(config.agent, "prologue"),
             "requeues": str(request.requeues),
             "python": shlex.quote(config.agent.python),
             # Not `quoted`: these words are for the shell alone, and may contain line breaks.
@@ -111,8 +111,25 @@ def batch_client(config: Config, environ: Mapping[str, str]) -> SlurmClient:
     return slurm
 
 
-def submit_batch(config: Config, request: BatchRequest, slurm: SlurmClient) -> int:
+def render_function(config: Config, request: BatchRequest, folder: Path) -> str:
+    """Return the batch script of a function that submitit has pickled in *folder*; *request* has no program."""
+    flags = plan_batch_flags(config, request)
+    return fill_template(
+        "function.sbatch",
+        {
+            "batch_flags": "\n".join(f"#SBATCH {quoted(word)}" for word in flag_words(flags)),
+            "prologue": render_hook(config.agent, "prologue"),
+            "python": shlex.quote(config.agent.python),
+            "folder": shlex.quote(str(folder)),
+        },
+    )
+
+
+def submit_batch(config: Config, request: BatchRequest, slurm: SlurmClient, text: str | None = None) -> int:
     """Submit the job and return its number.
+
+    Args:
+        text: its script; None for that of `render_batch`.
 
     Raises:
         SlurmBusy: slurmctld did not answer; the job may or may not exist.
@@ -121,7 +138,7 @@ def submit_batch(config: Config, request: BatchRequest, slurm: SlurmClient) -> i
     flags = {name: str(value) for name, value in plan_batch_flags(config, request).items() if value}
     with tempfile.TemporaryDirectory(prefix="monarch-hpc-") as folder:
         script = Path(folder, "run.sbatch")
-        script.write_bytes(os.fsencode(render_batch(config, request)))
+        script.write_bytes(os.fsencode(render_batch(config, request) if text is None else text))
         return slurm.submit(script, flags)  # sbatch has read the script when it returns
 
 

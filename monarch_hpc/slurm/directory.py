@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,14 +22,18 @@ from monarch_hpc.allocation.files import (
     write_key,
 )
 from monarch_hpc.allocation.ready import READY, Ready, load_ready
-from monarch_hpc.allocation.settings import write_config
+from monarch_hpc.allocation.settings import read_config, write_config
 from monarch_hpc.config import Config
+from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.storage.assets import asset
 from monarch_hpc.core.storage.files import private_dir, write_private
 
-__all__ = ["Seen", "last_lines", "lines_by_host", "look", "prepare", "tail"]
+__all__ = ["Seen", "await_epilogue", "hook_problem", "last_lines", "lines_by_host", "look", "prepare", "tail"]
 
+_LOOK_S = 0.1
+# A script that has reached its hook's limit writes its end within this time.
+_END_S = 5.0
 _TAIL_BYTES = 256 << 10
 _LABELLED = re.compile(r"\s*(\d+): (.*)")
 
@@ -126,6 +131,20 @@ def lines_by_host(text: str, hosts: Sequence[str], num_lines: int) -> dict[str, 
             if complaint[host].search(line):
                 found[host].append(line)
     return {host: tuple(line for line in lines if line.strip())[-num_lines:] for host, lines in found.items()}
+
+
+def await_epilogue(directory: Path) -> None:
+    """Let the batch script, whose agents have ended, end by itself: Slurm would send its epilogue SIGTERM."""
+    agent = read_config(directory).agent
+    late = Deadline(agent.hook_s + _END_S)
+    while agent.epilogue and look(directory).exit_status is None and not late.passed():
+        time.sleep(_LOOK_S)
+
+
+def hook_problem(directory: Path) -> str:
+    """Return what the batch script says of the failure of its epilogue; empty if it says nothing."""
+    lines = tail(directory / "slurm.out", 5)
+    return next((line for line in reversed(lines) if line.startswith("monarch-hpc: agent.epilogue ")), "")
 
 
 def tail(path: Path, num_lines: int) -> tuple[str, ...]:

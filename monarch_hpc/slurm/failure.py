@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monarch_hpc.core.death import DeathKind
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, JobFailed
 from monarch_hpc.slurm.commands.jobs import JobDetail
 from monarch_hpc.slurm.commands.messages import explain_output
@@ -32,7 +33,7 @@ def job_failed(record: AllocationRecord, life: Lifecycle, detail: JobDetail | No
             reason += f"\n{advice}"
     elif life.granted is None and detail is not None and detail.state is SlurmState.FAILED:
         reason += "; " + _unwritten(record, detail.batch_host)
-    return JobFailed(record.job_id or 0, ended.state, reason)
+    return JobFailed(record.job_id or 0, ended.state, reason, SlurmState.parse(ended.state).death or DeathKind.UNKNOWN)
 
 
 def agents_missing(record: AllocationRecord, life: Lifecycle) -> AllocationError:

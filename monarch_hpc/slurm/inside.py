@@ -24,6 +24,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError, SlurmError
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.storage.files import private_dir, read_json, write_json
+from monarch_hpc.core.text.hostlist import expand
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.directory import last_lines, look, prepare, tail
 from monarch_hpc.slurm.owner import OwnerProcess, current_owner, owner_lives
@@ -65,14 +66,15 @@ class JobHere:
 def find_job_here(environ: Mapping[str, str]) -> JobHere | None:
     """Return the job that a process with this environment runs in; None outside of a job."""
     try:
-        num_hosts = environ.get("SLURM_JOB_NUM_NODES") or environ["SLURM_NNODES"]
-        return JobHere(
-            int(environ["SLURM_JOB_ID"]),
-            environ["SLURM_JOB_NODELIST"],
-            int(num_hosts),
-            environ.get("SLURM_CLUSTER_NAME", ""),
-        )
-    except (KeyError, ValueError):
+        size = int(environ.get("SLURM_HET_SIZE", "1"))
+        if size > 1:
+            nodelist = ",".join(environ[f"SLURM_JOB_NODELIST_HET_GROUP_{component}"] for component in range(size))
+            num_hosts = len(expand(nodelist))
+        else:
+            nodelist = environ["SLURM_JOB_NODELIST"]
+            num_hosts = int(environ.get("SLURM_JOB_NUM_NODES") or environ["SLURM_NNODES"])
+        return JobHere(int(environ["SLURM_JOB_ID"]), nodelist, num_hosts, environ.get("SLURM_CLUSTER_NAME", ""))
+    except (ConfigError, KeyError, ValueError):
         return None
 
 
@@ -121,7 +123,7 @@ def open_inside(config: Config, environ: Mapping[str, str], shut_down: Callable[
     finally:
         try:
             if step is not None:
-                _close(directory, step, shut_down)
+                _close(directory, step, shut_down, config.agent.hook_s if config.agent.epilogue else 0.0)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -192,18 +194,22 @@ def _await_ready(directory: Path, name: str, bootstrap_s: float, step: subproces
         time.sleep(_LOOK_S)
 
 
-def _close(directory: Path, step: subprocess.Popen[bytes], shut_down: Callable[[Path], object]) -> None:
-    """End the agents and wait for their step to end; kill it if it does not end in time."""
+def _close(directory: Path, step: subprocess.Popen[bytes], shut_down: Callable[[Path], object], hook_s: float) -> None:
+    """End the agents and wait for their step to end; kill it if it does not end in time.
+
+    Args:
+        hook_s: time that the script's epilogue may take after that.
+    """
     assert step.stdin is not None
     try:
         if look(directory).ready is not None and step.poll() is None:
             shut_down(directory)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                step.wait(_LEAVE_S)
+                step.wait(_LEAVE_S + hook_s)
     finally:
         step.stdin.close()  # the script's lifeline: it ends srun
         try:
-            step.wait(_STEP_END_S)
+            step.wait(_STEP_END_S + hook_s)
         except subprocess.TimeoutExpired:
             os.killpg(step.pid, signal.SIGKILL)
             step.wait()

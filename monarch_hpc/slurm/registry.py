@@ -184,7 +184,8 @@ class Registry:
             named = [record for record in records if name in (record.name, record.short_id)]
             if not named:
                 known = ", ".join(sorted({record.name for record in records if record.live})) or "none"
-                raise AllocationError(name, f"no such allocation (live: {known}); take one: monarch-hpc alloc {name}")
+                hint = f"; take one: monarch-hpc alloc {name}" if _NAME.fullmatch(name) else ""  # it would be refused
+                raise AllocationError(name, f"no such allocation (live: {known}){hint}")
             # An ended allocation only if no live one has the name.
             return max(named, key=lambda record: (record.live, record.created_s))
         live = [record for record in records if record.live]

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from monarch_hpc.config import Config, FlagValue
-from monarch_hpc.config.schema import SlurmConfig
+from monarch_hpc.config.schema import AgentConfig, SlurmConfig
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.assets import asset
 from monarch_hpc.slurm.commands.argv import flag_words, merge_options
 
 __all__ = [
+    "HOOK_FAILED",
+    "Group",
     "Request",
     "complete_tasks",
     "fill_template",
+    "plan_group_flags",
     "plan_job_flags",
     "plan_site_flags",
     "quoted",
+    "render_hook",
     "render_script",
 ]
 
@@ -27,6 +33,27 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # Not `$`, which is the shell's own.
 _PLACEHOLDER = re.compile(r"@\{(\w+)\}")
 _SPECIAL = re.compile(r'(["\\$`])')
+
+
+HOOK_FAILED = 72
+"""Exit status of a batch script whose prologue or epilogue has failed; as of `JobFailed`."""
+
+# Of the batch script, which runs in the first component only.
+_SCRIPT_FLAGS = ("output", "signal")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The hosts of one component of a heterogeneous job; its other fields are those of `Request`.
+
+    Args:
+        name: by which programs ask for its hosts.
+    """
+
+    name: str
+    num_hosts: str = "1"
+    gpus_per_node: str | None = None
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +67,8 @@ class Request:
         num_hosts: number of hosts, as Slurm takes it (``4``, ``2-4``).
         gpus_per_node: GPUs on each host, as Slurm takes it (``4``, ``a100:4``); None for no such flag.
         options: sbatch options as the user wrote them; later ones win.
+        groups: for a heterogeneous job, its components in their order; else empty. They take the place of the three
+            fields before.
     """
 
     allocation: str
@@ -48,6 +77,12 @@ class Request:
     num_hosts: str = "1"
     gpus_per_node: str | None = None
     options: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def size(self) -> str:
+        """The number of hosts, of groups as a sum: ``1+2``."""
+        return "+".join(group.num_hosts for group in self.groups) or self.num_hosts
 
     @property
     def job_name(self) -> str:
@@ -86,6 +121,21 @@ def plan_job_flags(config: Config, request: Request) -> dict[str, FlagValue]:
     return complete_tasks(config.slurm, merge_options(flags, (*config.slurm.extra, *request.options)))
 
 
+def plan_group_flags(config: Config, request: Request) -> list[dict[str, FlagValue]]:
+    """Return the flags of each component of a heterogeneous job; of any other, those of the job."""
+    if not request.groups:
+        return [plan_job_flags(config, request)]
+    planned = [
+        plan_job_flags(
+            config,
+            replace(request, num_hosts=group.num_hosts, gpus_per_node=group.gpus_per_node, options=group.options),
+        )
+        for group in request.groups
+    ]
+    rest = [{name: value for name, value in flags.items() if name not in _SCRIPT_FLAGS} for flags in planned[1:]]
+    return [planned[0], *rest]
+
+
 def plan_site_flags(slurm: SlurmConfig, gpus: str | None) -> dict[str, FlagValue]:
     """Return the flags of every job at this site, from the configuration; for a job with *gpus* on each host."""
     account = slurm.account
@@ -115,18 +165,56 @@ def complete_tasks(slurm: SlurmConfig, flags: dict[str, FlagValue]) -> dict[str,
 
 def render_script(config: Config, request: Request) -> str:
     """Return the batch script exactly as it is submitted."""
+    components = (
+        "\n".join(f"#SBATCH {quoted(word)}" for word in flag_words(flags))
+        for flags in plan_group_flags(config, request)
+    )
     values = {
-        "batch_flags": "\n".join(f"#SBATCH {quoted(word)}" for word in flag_words(plan_job_flags(config, request))),
+        "batch_flags": "\n#SBATCH hetjob\n".join(components),
         "name": request.name if request.name.isprintable() else repr(request.name),
         "directory": quoted(str(request.directory)),
+        "groups": " ".join(quoted(group.name) for group in request.groups),
         "variables": "\n".join(_defaults(config.agent.env)) or "# (none)",
-        "prologue": "\n".join(config.agent.prologue) or "# (nothing)",
+        "prologue": render_hook(config.agent, "prologue"),
+        "epilogue": render_hook(config.agent, "epilogue"),
         "prefix": "".join(f"{quoted(word)} " for word in config.agent.prefix),
-        "step_flags": " \\\n    ".join(quoted(word) for word in flag_words(config.slurm.step_flags)),
+        "step_flags": "\n    ".join(quoted(word) for word in flag_words(config.slurm.step_flags)),
         "python": quoted(config.agent.python),
         "allocation": request.allocation,
     }
     return fill_template("alloc.sbatch", values)
+
+
+def render_hook(agent: AgentConfig, name: str) -> str:
+    """Return the shell lines of a hook, ``prologue`` or ``epilogue``; if they fail, the script ends with `HOOK_FAILED`.
+
+    They run in the script's own shell, whose environment a prologue is to change. A command of theirs that fails is
+    named; so is the limit of their time, at which all processes of the script's group get SIGALRM.
+    """
+    lines = agent.prologue if name == "prologue" else agent.epilogue
+    if not lines:
+        return "# (nothing)"
+    limit = math.ceil(agent.hook_s)
+    failed = f'echo "monarch-hpc: agent.{name} failed with status $?: $BASH_COMMAND" >&2'
+    late = f'echo "monarch-hpc: agent.{name} took longer than {limit} s (config key agent.hook_s)" >&2'
+    return "\n".join(
+        (
+            f"trap '{failed}; exit {HOOK_FAILED}' ERR",
+            f"trap '{late}; exit {HOOK_FAILED}' ALRM",
+            # In short sleeps: one that is left behind ends soon.
+            f"{{ for ((left = {limit}; left; left--)); do",
+            "    sleep 1",
+            "    kill -0 $$ 2> /dev/null || exit",
+            "done; kill -ALRM 0; } &",
+            "watch=$!",
+            *lines,
+            "trap - ERR",
+            # Not SIGTERM: a subshell that gets that as it starts runs the EXIT trap of this script.
+            'kill -KILL "$watch"',
+            'wait "$watch" 2> /dev/null',
+            "trap - ALRM",
+        )
+    )
 
 
 def fill_template(name: str, values: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Liveness of peers and processes: pure state machines that turn times and events into decisions."""
+"""Liveness of peers and processes, and who leads: pure state machines that turn times and events into decisions."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ typedef struct {
     Py_buffer memory;
     Record *sent, *events, *running;
     Counter *counters;
-    uint64_t num_sent, num_events, num_running, num_counters, cursor;
+    uint64_t num_sent, num_events, num_running, num_counters;
+    uint64_t *cursor; /* number of the latest event, in the memory */
     PyObject *keep, *forget;
 } Pen;
 
@@ -88,7 +89,7 @@ static void put(Record *to, const Record *from)
 
 static void put_event(Pen *pen, Record *record)
 {
-    record->seq = ++pen->cursor;
+    record->seq = ++*pen->cursor;
     put(&pen->events[record->seq & (pen->num_events - 1)], record);
 }
 
@@ -112,14 +113,14 @@ static int pen_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Pen *pen = (Pen *)object;
     PyObject *memory, *keep, *forget;
-    unsigned long long at[8];
+    unsigned long long at[8], cursor_at;
     (void)kwargs;
     if (pen->memory.buf != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the pen is already initialized");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "O(KK)(KK)(KK)(KK)OO", &memory, &at[0], &at[1], &at[2], &at[3], &at[4], &at[5], &at[6],
-                          &at[7], &keep, &forget))
+    if (!PyArg_ParseTuple(args, "O(KK)(KKK)(KK)(KK)OO", &memory, &at[0], &at[1], &at[2], &at[3], &cursor_at, &at[4],
+                          &at[5], &at[6], &at[7], &keep, &forget))
         return -1;
     if (PyObject_GetBuffer(memory, &pen->memory, PyBUF_WRITABLE) < 0)
         return -1;
@@ -132,7 +133,12 @@ static int pen_init(PyObject *object, PyObject *args, PyObject *kwargs)
             return -1;
         }
     }
+    if (cursor_at % 8 || pen->memory.len < 8 || cursor_at > (uint64_t)pen->memory.len - 8) {
+        PyErr_SetString(PyExc_ValueError, "the cursor is outside the bounds of the memory");
+        return -1;
+    }
     char *start = pen->memory.buf;
+    pen->cursor = (uint64_t *)(start + cursor_at);
     pen->sent = (Record *)(start + at[0]), pen->num_sent = at[1];
     pen->events = (Record *)(start + at[2]), pen->num_events = at[3];
     pen->running = (Record *)(start + at[4]), pen->num_running = at[5];
@@ -179,8 +185,11 @@ static void pen_dealloc(PyObject *object)
 
 static PyObject *pen_event(PyObject *object, PyObject *unused)
 {
+    Pen *pen = (Pen *)object;
     (void)unused;
-    return PyLong_FromUnsignedLongLong(++((Pen *)object)->cursor);
+    if (pen->cursor == NULL)
+        return PyLong_FromLong(0);
+    return PyLong_FromUnsignedLongLong(++*pen->cursor);
 }
 
 static PyObject *pen_sent(PyObject *object, PyObject *const *args, Py_ssize_t num)
@@ -213,7 +222,7 @@ static PyObject *pen_sent(PyObject *object, PyObject *const *args, Py_ssize_t nu
     Py_RETURN_NONE;
 }
 
-static PyObject *pen_answered(PyObject *object, PyObject *number)
+static PyObject *close_call(PyObject *object, PyObject *number, uint16_t flags)
 {
     Pen *pen = (Pen *)object;
     uint64_t msg = PyLong_AsUnsignedLongLong(number);
@@ -221,17 +230,29 @@ static PyObject *pen_answered(PyObject *object, PyObject *number)
         return NULL;
     msg &= NUMBER;
     Record *record = &pen->sent[msg & (pen->num_sent - 1)];
-    if (record->seq == msg)
+    if (record->seq == msg) {
+        record->flags = flags;
         __atomic_store_n(&record->dur, (int64_t)(now() - record->t), __ATOMIC_RELAXED);
-    else if (pen->forget != NULL)
+    } else if (pen->forget != NULL)
         return PyObject_CallFunction(pen->forget, "K", (unsigned long long)msg);
     Py_RETURN_NONE;
+}
+
+static PyObject *pen_answered(PyObject *object, PyObject *number)
+{
+    return close_call(object, number, 0);
+}
+
+static PyObject *pen_failed(PyObject *object, PyObject *number)
+{
+    return close_call(object, number, FAILED);
 }
 
 static PyMethodDef pen_methods[] = {
     {"event", pen_event, METH_NOARGS, NULL},
     {"sent", (PyCFunction)(void (*)(void))pen_sent, METH_FASTCALL, NULL},
     {"answered", pen_answered, METH_O, NULL},
+    {"failed", pen_failed, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -316,10 +337,11 @@ static PyObject *handling_begin(PyObject *object, PyObject *const *args, Py_ssiz
     Py_RETURN_NONE;
 }
 
-static PyObject *finish(Handling *handling, uint16_t flags, PyObject *answer_bytes)
+/* *answer* is the size of the answer, or the number of the name of the exception. */
+static PyObject *finish(Handling *handling, uint16_t flags, PyObject *answer)
 {
     Pen *pen = handling->pen;
-    uint64_t size = PyLong_AsUnsignedLongLong(answer_bytes);
+    uint64_t size = PyLong_AsUnsignedLongLong(answer);
     if (size == (uint64_t)-1 && PyErr_Occurred())
         return NULL;
     if (pen == NULL || handling->call.seq == 0)
@@ -352,9 +374,9 @@ static PyObject *handling_end(PyObject *object, PyObject *answer_bytes)
     return finish((Handling *)object, 0, answer_bytes);
 }
 
-static PyObject *handling_fail(PyObject *object, PyObject *answer_bytes)
+static PyObject *handling_fail(PyObject *object, PyObject *name)
 {
-    return finish((Handling *)object, FAILED, answer_bytes);
+    return finish((Handling *)object, FAILED, name);
 }
 
 static PyMethodDef handling_methods[] = {

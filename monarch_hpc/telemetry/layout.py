@@ -1,4 +1,4 @@
-"""Layout of the memory that a process records into: version 4, described in docs/telemetry.md.
+"""Layout of the memory that a process records into: version 5, described in docs/telemetry.md.
 
 A record is 64 bytes, little-endian:
 
@@ -7,14 +7,17 @@ A record is 64 bytes, little-endian:
     u16 flags   `FAILED`
     u32 actor   acting actor: its slot in the actors' table plus 1; 0 for the program, or for the process
     u32 name    number in the name table: endpoint, mesh or cause; 0 for none
-    u32 peer    number in the name table: the process at the other end; 0 for none, and for a cast
+    u32 peer    number in the name table: the process at the other end; 0 for none. Sent cast: number of its receivers.
+                Metric, span: its tags
     u64 msg     call: its number at the caller, with the bit `CAST` for a cast, which are numbered separately; 0 for a
                 call without an answer. Actor or mesh: its number
-    u64 bytes   call: size of the arguments. Actor: its rank
-    i64 dur     nanoseconds; `OPEN` while the call runs
+                Span: its number. Transfer: how many there were with that peer, by that path and in that direction
+    u64 bytes   call: size of the arguments with their buffers. Actor: its rank. Span: number of the span around it
+    i64 dur     nanoseconds; `OPEN` while the call or the span runs. Metric: its step, or `NO_STEP`
     u64 value   sent call: number of the called actor. Handled call: low half, microseconds queued in this process; high
-                half, size of the answer; both saturate at 2**32 - 1. Proc: its rank
-    u64 seq     not 0 in a complete record
+                half, size of the answer, or for a call that raised, number of the name of the exception; both
+                saturate at 2**32 - 1. Proc: its rank. Metric: f64. Span: its thread's id. Transfer: 1 for a write
+    u64 seq     not 0 in a complete record; in a ring, the record's number
 
 `seq` comes last because it is written last: `struct.pack_into` clears the record and then writes its fields in order,
 and a process may be killed between any two of them.
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from typing import NamedTuple
 
 __all__ = [
     "ACTORS_AT",
@@ -31,21 +35,24 @@ __all__ = [
     "CAST",
     "COUNTER",
     "COUNTERS_AT",
-    "EVENTS_AT",
+    "CURSORS_AT",
+    "EVENTS",
     "FAILED",
     "HALF",
     "HEADER",
     "LENT",
     "LENT_AT",
     "MAGIC",
+    "METRIC",
+    "METRICS",
     "MOVED_AT",
     "NAMES_AT",
     "NAMES_BYTES",
+    "NO_STEP",
     "NUMBER",
     "NUM_ACTORS",
     "NUM_BUCKETS",
     "NUM_COUNTERS",
-    "NUM_EVENTS",
     "NUM_MOVED",
     "NUM_OLD",
     "NUM_RUNNING",
@@ -59,15 +66,19 @@ __all__ = [
     "REFUSED_AT",
     "RUNNING_AT",
     "SENT_AT",
+    "SPANS",
     "TOTAL_BYTES",
+    "TRANSFERS",
+    "UNNAMED_AT",
     "VERSION",
     "WAITS_AT",
     "WAIT_BYTES",
     "RecordKind",
+    "Ring",
 ]
 
 MAGIC = b"MHPCTELE"
-VERSION = 4
+VERSION = 5
 
 HEADER = struct.Struct("<8sIIQQQQ")
 """Magic, version, total size in bytes, pid, incarnation, CLOCK_MONOTONIC and CLOCK_REALTIME at the start, in ns."""
@@ -76,8 +87,18 @@ REFUSED = struct.Struct("<Q")
 REFUSED_AT = HEADER.size
 """Number of connections that the process has refused because they did not prove the key."""
 
+CURSORS_AT = REFUSED_AT + REFUSED.size
+"""One u64 for each ring: number of records written into it so far."""
+_NUM_RINGS = 4
+
+UNNAMED_AT = CURSORS_AT + 8 * _NUM_RINGS
+"""u64: names for which the name table had no room."""
+
 RECORD = struct.Struct("<QHHIIIQQqQQ")
 RECORD_BYTES = RECORD.size
+
+METRIC = struct.Struct("<QHHIIIQQqdQ")
+"""A record whose value is an f64."""
 
 NUMBER = (1 << 63) - 1
 """Mask of the significant bits of a call number; the highest bit is free for flags of the caller."""
@@ -90,6 +111,9 @@ HALF = (1 << 32) - 1
 
 OPEN = -1
 FAILED = 1
+
+NO_STEP = -(1 << 63)
+"""Stands for the step of a metric that has none."""
 
 
 class RecordKind(enum.IntEnum):
@@ -106,12 +130,27 @@ class RecordKind(enum.IntEnum):
     PROC_STARTING = 9  # agents only; msg = number of its mesh, value = its rank
     PROC_READY = 10  # likewise; peer = the proc
     PROC_ENDED = 11  # likewise; name = cause
-    MOVED = 12  # only in the table of transfers: the last one; name = path, msg = number of them, value = 1 for a write
+    MOVED = 12  # a transfer of memory; name = path. In the table of transfers, t is its end
+    METRIC = 13
+    SPAN = 14
+
+
+class Ring(NamedTuple):
+    """A ring of records, in which the record number *seq* is at the place ``seq mod num``, a power of two.
+
+    Attributes:
+        at: offset of the place 0.
+        cursor_at: offset of the number of records written so far, which is the number of the latest.
+    """
+
+    at: int
+    num: int
+    cursor_at: int
 
 
 # Powers of two: a third of a second of history at 100 000 calls/s, minutes at usual rates.
 NUM_SENT = 16384
-NUM_EVENTS = 32768
+_NUM_EVENTS = 32768
 # Unanswered calls that are older than the table of sent calls holds: moved here before they are overwritten.
 NUM_OLD = 1024
 # Concurrent calls, actors and waits. Without a free slot they work, but are not recorded.
@@ -132,8 +171,8 @@ NAMES_BYTES = 1 << 20
 
 SENT_AT = 4096
 OLD_AT = SENT_AT + NUM_SENT * RECORD_BYTES
-EVENTS_AT = OLD_AT + NUM_OLD * RECORD_BYTES
-COUNTERS_AT = EVENTS_AT + NUM_EVENTS * RECORD_BYTES
+EVENTS = Ring(OLD_AT + NUM_OLD * RECORD_BYTES, _NUM_EVENTS, CURSORS_AT)
+COUNTERS_AT = EVENTS.at + EVENTS.num * RECORD_BYTES
 # The next three tables have an overflow slot that is never read, so that writers need no check.
 RUNNING_AT = COUNTERS_AT + NUM_COUNTERS * COUNTER.size
 ACTORS_AT = RUNNING_AT + (NUM_RUNNING + 1) * RECORD_BYTES
@@ -147,4 +186,8 @@ program first."""
 # One for each peer, path and direction.
 NUM_MOVED = 256
 MOVED_AT = LENT_AT + (NUM_ACTORS + 1) * LENT.size
-TOTAL_BYTES = MOVED_AT + NUM_MOVED * RECORD_BYTES
+# Rings apart from that of the calls, which a flood of calls overwrites: a thousand steps with a dozen metrics each.
+METRICS = Ring(MOVED_AT + NUM_MOVED * RECORD_BYTES, 16384, CURSORS_AT + 8)
+SPANS = Ring(METRICS.at + METRICS.num * RECORD_BYTES, 8192, CURSORS_AT + 16)
+TRANSFERS = Ring(SPANS.at + SPANS.num * RECORD_BYTES, 4096, CURSORS_AT + 24)
+TOTAL_BYTES = TRANSFERS.at + TRANSFERS.num * RECORD_BYTES

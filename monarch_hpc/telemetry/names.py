@@ -6,17 +6,26 @@ import json
 import mmap
 import struct
 from _thread import allocate_lock
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from monarch_hpc.telemetry.layout import NAMES_AT, NAMES_BYTES
+from monarch_hpc.core.text.description import error_class, place_of
+from monarch_hpc.telemetry.layout import NAMES_AT, NAMES_BYTES, UNNAMED_AT
 
 __all__ = ["Name", "Names", "parse_names"]
 
 Name = tuple[str, ...]
-"""``("endpoint", actor's name, method)``, ``("proc", incarnation in hex, host)`` or ``("text", words)``."""
+"""``("endpoint", actor's name, method)``, ``("proc", incarnation in hex, host)``, ``("text", words)``,
+``("error", class, file and line)``, ``("metric", name)``, ``("span", name)`` or ``("tags", JSON)``."""
 
 _MAX_TEXT = 200
 """Longer texts are cut: causes come from user exceptions, and are shown in one line of a table."""
+
+_MAX_TAGS = 1000
+"""Longer tags of a metric are left out."""
+
+_OPEN_BYTES = NAMES_BYTES * 3 // 4
+"""Part of the table that names of errors, metrics, spans and tags may take: programs can make any number of them, which
+must not leave endpoints without names."""
 
 _USED = struct.Struct("<Q")
 _LENGTH = struct.Struct("<I")
@@ -28,7 +37,10 @@ class Names:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._known: dict[Name, int] = {}
+        self._tags: dict[object, int] = {}
+        self._metrics: dict[str, int] = {}
         self._used = _USED.size
+        self._num_unnamed = 0
         self._lock = allocate_lock()
 
     def endpoint(self, actor: str, method: str) -> int:
@@ -43,18 +55,53 @@ class Names:
         """Return the number of a text; only its first line is kept."""
         return self._number(("text", words.partition("\n")[0][:_MAX_TEXT]))
 
-    def _number(self, name: Name) -> int:
-        number = self._known.get(name)
-        return self._add(name) if number is None else number
+    def error(self, error: BaseException) -> int:
+        """Return the number of the class of an exception and of the line that raised it; never of its text."""
+        return self._number(("error", error_class(error), place_of(error)[-_MAX_TEXT:]), _OPEN_BYTES)
 
-    def _add(self, name: Name) -> int:
+    def metric(self, name: str) -> int:
+        """Return the number of a metric."""
+        number = self._metrics.get(name)
+        if number is None:
+            number = self._number(("metric", name[:_MAX_TEXT]), _OPEN_BYTES)
+            if number and len(name) <= _MAX_TEXT:
+                self._metrics[name] = number
+        return number
+
+    def span(self, name: str) -> int:
+        """Return the number of a span's name."""
+        return self._number(("span", name[:_MAX_TEXT]), _OPEN_BYTES)
+
+    def tags(self, tags: Mapping[str, str | int | float | bool]) -> int:
+        """Return the number of the tags of a metric or a span; 0 if there are none, or if they are too long."""
+        if not tags:
+            return 0
+        key = *tags.items(), *map(type, tags.values())  # 1 == True
+        number = self._tags.get(key, 0)
+        if not number:
+            body = json.dumps(tags, separators=(",", ":"), sort_keys=True)
+            number = self._number(("tags", body), _OPEN_BYTES) if len(body) <= _MAX_TAGS else self._unnamed()
+            if number:
+                self._tags[key] = number
+        return number
+
+    def _number(self, name: Name, limit: int = NAMES_BYTES) -> int:
+        number = self._known.get(name)
+        return self._add(name, limit) if number is None else number
+
+    def _unnamed(self) -> int:
+        self._num_unnamed += 1
+        _USED.pack_into(self._memory, UNNAMED_AT, self._num_unnamed)
+        return 0
+
+    def _add(self, name: Name, limit: int) -> int:
         body = json.dumps(name, separators=(",", ":")).encode()
         with self._lock:
             if name in self._known:
                 return self._known[name]
             end = self._used + _LENGTH.size + len(body)
-            if end > NAMES_BYTES:
-                return 0
+            if end > limit:
+                return self._unnamed()
             at = NAMES_AT + self._used
             self._memory[at : at + _LENGTH.size + len(body)] = _LENGTH.pack(len(body)) + body
             _USED.pack_into(self._memory, NAMES_AT, end)  # last, so that a reader never sees half an entry

@@ -7,14 +7,18 @@ import os
 import select
 import stat
 from collections.abc import Iterator
+from functools import partial
 
 from monarch_hpc.core.machine.place import read_place
-from monarch_hpc.core.machine.procfs import read_resident_bytes, read_stat
+from monarch_hpc.core.machine.procfs import read_cpu_s, read_resident_bytes, read_stat
 from monarch_hpc.telemetry import layout
+from monarch_hpc.telemetry.clock import uncompared
+from monarch_hpc.telemetry.history import HISTORY, ReadHistory, read_recorder
 from monarch_hpc.telemetry.reading import memory_of, read_memory_use, read_scene
 from monarch_hpc.wire.control.runs import Recording
 from monarch_hpc.wire.tables.answer import Sources
 from monarch_hpc.wire.tables.calls import CALLS, PROGRAM_MESH, ProcCalls
+from monarch_hpc.wire.tables.history import RECORDERS, HistoryRow, RecorderState
 from monarch_hpc.wire.tables.memory import MEMORY, ProcMemory
 from monarch_hpc.wire.tables.procs import PROCS, ProcRow
 
@@ -44,7 +48,21 @@ class Witness:
     @property
     def sources(self) -> Sources:
         """The tables that have a row of the program; none once it has ended."""
-        return {CALLS.name: self._calls, MEMORY.name: self._memory, PROCS.name: self._procs}
+        return {
+            CALLS.name: self._calls,
+            MEMORY.name: self._memory,
+            PROCS.name: self._procs,
+            RECORDERS.name: self._recorders,
+            **{name: partial(self._history, read) for name, read in HISTORY.items()},
+        }
+
+    def _recorders(self) -> Iterator[RecorderState]:
+        for row in self._procs():
+            yield read_recorder(memory_of(self._fds[0]), row)
+
+    def _history(self, read: ReadHistory) -> Iterator[HistoryRow]:
+        for row in self._procs():
+            yield from read(memory_of(self._fds[0]), row, uncompared())
 
     def _calls(self) -> Iterator[ProcCalls]:
         for row in self._procs():
@@ -61,8 +79,8 @@ class Witness:
             return
         recording = self._recording
         state = "stopped" if is_stopped(recording.pid) else "ready"
-        num_bytes = read_resident_bytes(recording.pid)
-        yield ProcRow(recording.run, PROGRAM_MESH, 0, recording.host, recording.pid, state, "", num_bytes)
+        pid, run, host = recording.pid, recording.run, recording.host
+        yield ProcRow(run, PROGRAM_MESH, 0, host, pid, state, "", read_resident_bytes(pid), read_cpu_s(pid))
 
     def close(self) -> None:
         """Close the descriptors."""

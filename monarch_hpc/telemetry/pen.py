@@ -28,6 +28,7 @@ _HANDLED = int(RecordKind.HANDLED)
 # Offsets in a record, in words of 8 bytes.
 _WORDS = RECORD_BYTES // 8
 _DUR, _SEQ = 5, 7
+_FLAGS_AT = 10  # in bytes
 
 _MAX_QUEUED = HALF * 1000
 
@@ -40,7 +41,7 @@ class Pen:
 
     Args:
         sent: offset and capacity of the table of sent calls; the capacity is a power of two.
-        events: likewise, of the ring of events.
+        events: likewise, of the ring of events, and the offset of its cursor.
         running: likewise, of the table of running calls; any capacity.
         counters: likewise, of the endpoint counters; any capacity.
         keep: called with the slot of an unanswered call, before that slot is overwritten.
@@ -51,7 +52,7 @@ class Pen:
         self,
         memory: mmap.mmap,
         sent: tuple[int, int],
-        events: tuple[int, int],
+        events: tuple[int, int, int],
         running: tuple[int, int],
         counters: tuple[int, int],
         keep: Callable[[int], None],
@@ -60,7 +61,8 @@ class Pen:
     ) -> None:
         self.memory = memory
         self.words = memoryview(memory).cast("q")
-        self.event = itertools.count(1).__next__
+        self._next_event = itertools.count(1).__next__
+        self._cursor = events[2] >> 3
         self.running_at = running[0]
         self.counters_at, self.num_counters = counters
         self._sent_at, self._sent_mask = sent[0], sent[1] - 1
@@ -81,11 +83,26 @@ class Pen:
         at = self._sent_at + place * RECORD_BYTES
         _pack(self.memory, at, _now(), _SENT, 0, mark, name, peer, msg, num_bytes, OPEN, callee, msg)
 
+    def event(self) -> int:
+        """Return the number of the next event."""
+        index = self._next_event()
+        self.words[self._cursor] = index
+        return index
+
     def answered(self, msg: int, /) -> None:
         """Record that a call is answered, or never will be."""
+        self._close(msg, 0)
+
+    def failed(self, msg: int, /) -> None:
+        """Record that a call is answered with an exception."""
+        self._close(msg, FAILED)
+
+    def _close(self, msg: int, flags: int) -> None:
         msg &= NUMBER
         word = self._sent_word + (msg & self._sent_mask) * _WORDS
         if self.words[word + _SEQ] == msg:
+            if flags:
+                self.memory[(word << 3) + _FLAGS_AT] = flags
             self.words[word + _DUR] = _now() - self.words[word]
         else:
             self._forget(msg)
@@ -126,18 +143,18 @@ class Handling:
         """Record the end of the call, with an answer of *num_bytes* bytes; 0 for none. No-op if no call runs."""
         self._finish(0, num_bytes)
 
-    def fail(self, num_bytes: int, /) -> None:
-        """Likewise, for an exception."""
-        self._finish(FAILED, num_bytes)
+    def fail(self, error: int, /) -> None:
+        """Likewise, for an exception; *error* is the number of its name."""
+        self._finish(FAILED, error)
 
-    def _finish(self, flags: int, answer_bytes: int) -> None:
+    def _finish(self, flags: int, answer: int) -> None:
         call, self._call = self._call, None
         if call is None:
             return
         pen = self._pen
         t, name, peer, msg, num_bytes, queued = call
         dur = _now() - t
-        value = (answer_bytes if answer_bytes < HALF else HALF) << 32
+        value = (answer if answer < HALF else HALF) << 32
         value |= queued // 1000 if queued < _MAX_QUEUED else HALF
         pen.put(t, _HANDLED, flags, self._mark, name, peer, msg, num_bytes, dur, value)
         pen.words[(self._at >> 3) + _SEQ] = 0

@@ -7,6 +7,7 @@ checked against the size of the table, and any bytes give a result.
 from __future__ import annotations
 
 import os
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -14,7 +15,9 @@ from typing import NamedTuple
 from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import (
+    CAST,
     COUNTER,
+    FAILED,
     HALF,
     HEADER,
     LENT,
@@ -23,12 +26,26 @@ from monarch_hpc.telemetry.layout import (
     RECORD,
     RECORD_BYTES,
     RecordKind,
+    Ring,
 )
 from monarch_hpc.telemetry.names import Name, parse_names
 from monarch_hpc.wire.tables.calls import ActorSeen, EndpointCount, RunningCall, Scene, SentCall, Wait
 from monarch_hpc.wire.tables.memory import LentMemory, MemoryUse, Moved
 
-__all__ = ["DecodedRecord", "Memory", "memory_of", "read_events", "read_memory_use", "read_scene"]
+__all__ = [
+    "DecodedRecord",
+    "Memory",
+    "memory_of",
+    "read_events",
+    "read_header",
+    "read_memory_use",
+    "read_places",
+    "read_ring",
+    "read_scene",
+    "read_table",
+    "read_u64",
+    "read_waits",
+]
 
 Memory = Callable[[int, int], bytes]
 """Takes offset and size; returns exactly that many bytes."""
@@ -53,6 +70,9 @@ _STATES = {
     RecordKind.ACTOR_FAILED: "failed",
 }
 _NS = 1e-9
+_MOST = (1 << 63) - 1
+"""Largest number reported: JSON readers have no u64."""
+_F64 = struct.Struct("<d")
 
 
 class DecodedRecord(NamedTuple):
@@ -77,8 +97,23 @@ class DecodedRecord(NamedTuple):
 
     @property
     def answer_bytes(self) -> int:
-        """For a handled call: size of its answer; 0 without an answer, or before it. Saturates at `HALF`."""
-        return self.value >> 32
+        """For a handled call: size of its answer; 0 without a result, or before it. Saturates at `HALF`."""
+        return 0 if self.flags & FAILED else self.value >> 32
+
+    @property
+    def error(self) -> int:
+        """For a handled call that raised: number of the name of the exception; else 0."""
+        return self.value >> 32 if self.flags & FAILED else 0
+
+    @property
+    def number(self) -> float:
+        """For a metric: its value."""
+        return float(_F64.unpack(self.value.to_bytes(8, "little"))[0])
+
+    @property
+    def num_receivers(self) -> int:
+        """For a sent call: number of actors that were sent it."""
+        return self.peer if self.msg & CAST else 1
 
 
 def memory_of(fd: int) -> Memory:
@@ -97,7 +132,7 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
         now_ns: CLOCK_MONOTONIC of this host; None reads the clock.
     """
     now_ns = monotonic_ns() if now_ns is None else now_ns
-    problem, incarnation = _header(memory)
+    problem, incarnation = read_header(memory)
     if problem:
         return Scene(problem, "", [], [], [], [], 0, [])
     look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
@@ -115,7 +150,7 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
     order = sorted(by_number)
     waits: list[Wait] = []
     awaited: set[int] = set()
-    for first, last in _waits(memory):
+    for first, last in read_waits(memory):
         if first < 0:
             waits.append(Wait(actor(last), [], 0, _part(look(-first), "text", 1), 0.0))
             continue
@@ -142,7 +177,7 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
 def read_memory_use(memory: Memory, now_ns: int | None = None) -> MemoryUse:
     """Return what the process lends, and its last transfers; otherwise as `read_scene`."""
     now_ns = monotonic_ns() if now_ns is None else now_ns
-    problem, _incarnation = _header(memory)
+    problem, _incarnation = read_header(memory)
     if problem:
         return MemoryUse(problem, [], [])
     look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
@@ -155,7 +190,7 @@ def read_memory_use(memory: Memory, now_ns: int | None = None) -> MemoryUse:
             name = "" if actor is None else _part(look(actor.name), "text", 1)
             lent.append(LentMemory(name, 0 if actor is None else actor.num_bytes, num, num_bytes))
     moved = []
-    for record in _table(memory, layout.MOVED_AT, layout.NUM_MOVED):
+    for record in read_table(memory, layout.MOVED_AT, layout.NUM_MOVED):
         if record.kind == RecordKind.MOVED:
             peer = look(record.peer)
             took_s, age_s = (round(max(ns, 0) * _NS, 9) for ns in (record.dur, now_ns - record.t))
@@ -166,22 +201,43 @@ def read_memory_use(memory: Memory, now_ns: int | None = None) -> MemoryUse:
 
 def read_events(memory: Memory) -> list[DecodedRecord]:
     """Return the events that are still in the ring, oldest first, without those that were being written."""
-    if _header(memory)[0]:
+    return read_ring(memory, layout.EVENTS)
+
+
+def read_ring(memory: Memory, ring: Ring, limit: int | None = None) -> list[DecodedRecord]:
+    """Return the records that are still in a ring, oldest first, without those that were being written.
+
+    Args:
+        limit: upper bound on their number, and on the cost; the latest are returned. None for all.
+    """
+    if read_header(memory)[0]:
         return []
-    # Read twice: the process may have overwritten a record while it was copied.
-    first, second = (memory(layout.EVENTS_AT, layout.NUM_EVENTS * RECORD_BYTES) for _ in range(2))
-    mask = layout.NUM_EVENTS - 1
-    found = [
-        DecodedRecord._make(one)
-        for place, (one, other) in enumerate(zip(RECORD.iter_unpack(first), RECORD.iter_unpack(second), strict=True))
-        if one == other and one[-1] and one[-1] & mask == place
-    ]
+    cursor = read_u64(memory, ring.cursor_at)
+    num = min(cursor, ring.num, ring.num if limit is None else limit)
+    start = (cursor - num + 1) & (ring.num - 1)
+    found: list[DecodedRecord] = []
+    for low, high in ((start, min(start + num, ring.num)), (0, start + num - ring.num)):
+        if low < high:
+            found += read_places(memory, ring, low, high)
     newest = max((record.seq for record in found), default=0)
-    found = [record for record in found if record.seq + layout.NUM_EVENTS > newest]
-    return sorted(found, key=lambda record: record.seq)
+    return sorted((one for one in found if one.seq + ring.num > newest), key=lambda record: record.seq)
 
 
-def _header(memory: Memory) -> tuple[str, str]:
+def read_places(memory: Memory, ring: Ring, low: int, high: int) -> Iterator[DecodedRecord]:
+    """Yield the records of some places of a ring: read twice, as the process may overwrite one while it is copied."""
+    at, size = ring.at + low * RECORD_BYTES, (high - low) * RECORD_BYTES
+    copies = (RECORD.iter_unpack(memory(at, size)) for _ in range(2))
+    for place, (one, other) in enumerate(zip(*copies, strict=True), low):
+        if one == other and one[-1] and one[-1] & (ring.num - 1) == place:
+            yield DecodedRecord._make(one)
+
+
+def read_u64(memory: Memory, at: int) -> int:
+    """Return the number at an offset."""
+    return int.from_bytes(memory(at, 8), "little") & _MOST
+
+
+def read_header(memory: Memory) -> tuple[str, str]:
     """Return the problem and the incarnation."""
     magic, version, total, _, incarnation, _, _ = HEADER.unpack(memory(0, HEADER.size))
     if not any(magic):
@@ -191,9 +247,6 @@ def _header(memory: Memory) -> tuple[str, str]:
     if magic != layout.MAGIC or total != layout.TOTAL_BYTES:
         return "something has overwritten its records", ""
     return "", f"{incarnation:x}"
-
-
-# ---- tables ----
 
 
 def _open_calls(memory: Memory) -> Iterator[DecodedRecord]:
@@ -212,18 +265,18 @@ def _open_calls(memory: Memory) -> Iterator[DecodedRecord]:
 
 
 def _running(memory: Memory) -> Iterator[DecodedRecord]:
-    for record in _table(memory, layout.RUNNING_AT, layout.NUM_RUNNING):
+    for record in read_table(memory, layout.RUNNING_AT, layout.NUM_RUNNING):
         if record.kind == RecordKind.HANDLED and record.dur == OPEN:
             yield record
 
 
 def _actors(memory: Memory) -> Iterator[DecodedRecord]:
-    for record in _table(memory, layout.ACTORS_AT, layout.NUM_ACTORS):
+    for record in read_table(memory, layout.ACTORS_AT, layout.NUM_ACTORS):
         if record.kind in _STATES:
             yield record
 
 
-def _table(memory: Memory, start: int, num: int) -> Iterator[DecodedRecord]:
+def read_table(memory: Memory, start: int, num: int) -> Iterator[DecodedRecord]:
     """Yield the complete records of a table."""
     table = memory(start, num * RECORD_BYTES)
     for place, seq in enumerate(memoryview(table).cast("Q")[7::8].tolist()):
@@ -239,7 +292,8 @@ def _stable(memory: Memory, at: int, table: bytes, place: int) -> DecodedRecord 
     return DecodedRecord._make(RECORD.unpack(first)) if memory(at, RECORD_BYTES) == first else None
 
 
-def _waits(memory: Memory) -> Iterator[tuple[int, int]]:
+def read_waits(memory: Memory) -> Iterator[tuple[int, int]]:
+    """Yield the first and last number of the calls of each wait; the first is below 0 if it is not for calls."""
     words = memoryview(memory(layout.WAITS_AT, layout.NUM_WAITS * layout.WAIT_BYTES)).cast("q")
     for first, last in zip(words[0::2].tolist(), words[1::2].tolist(), strict=True):
         if first:
@@ -330,10 +384,11 @@ def _running_call(
 def _sent_call(
     record: DecodedRecord, actor: Callable[[int], str], look: Callable[[int], Name], age_s: Callable[[int], float]
 ) -> SentCall:
-    target, endpoint = look(record.peer), look(record.name)
+    target, endpoint = look(0 if record.msg & CAST else record.peer), look(record.name)
     return SentCall(
         record.msg,
         actor(record.actor),
+        record.num_receivers,
         _part(target, "proc", 1),
         _part(target, "proc", 2),
         f"{record.value:x}",

@@ -27,6 +27,7 @@ from monarch_hpc.telemetry.layout import (
 from monarch_hpc.telemetry.memory import disown_memory, make_memory, map_memory
 from monarch_hpc.telemetry.names import Names
 from monarch_hpc.telemetry.pen import Handling
+from monarch_hpc.telemetry.rings import Rings
 
 if TYPE_CHECKING:
     from monarch_hpc.telemetry import pen as _fastest
@@ -57,8 +58,11 @@ class Recorder:
 
     Attributes:
         sent: records a call: its number (0 without an answer), mark of the calling actor, name numbers of the endpoint
-            and of the called process, size in bytes, number of the called actor.
+            and of the called process (for a cast, the number of its receivers), size in bytes, number of the called
+            actor.
         answered: records that the call with that number is answered, or never will be.
+        failed: likewise, that it is answered with an exception.
+        rings: records metrics and spans.
         wait: records that a thread or task waits for the calls numbered from first to last; returns a token for
             `waited`.
         waited: records the end of that wait.
@@ -76,7 +80,7 @@ class Recorder:
         self._pen = self._library.Pen(
             self.memory,
             (layout.SENT_AT, layout.NUM_SENT),
-            (layout.EVENTS_AT, layout.NUM_EVENTS),
+            layout.EVENTS,
             (layout.RUNNING_AT, layout.NUM_RUNNING + 1),
             (layout.COUNTERS_AT, layout.NUM_COUNTERS),
             *_old_calls(self.memory, words),
@@ -86,6 +90,8 @@ class Recorder:
         self._moved: dict[tuple[int, int, bool], int] = {}  # place, by name numbers of path and peer, and direction
         self.sent = self._pen.sent
         self.answered = self._pen.answered
+        self.failed = self._pen.failed
+        self.rings = Rings(self.memory, words)
         self.wait, self.waited = _wait_table(words)
         self._running = list(range(layout.NUM_RUNNING))
         # The slot of the actor that ended first is reused first, so that ended actors stay visible for long.
@@ -128,7 +134,7 @@ class Recorder:
     ) -> None:
         """Record a change of state; see `layout` for the meaning of the numbers."""
         index = self._pen.event()
-        at = layout.EVENTS_AT + (index & (layout.NUM_EVENTS - 1)) * RECORD_BYTES
+        at = layout.EVENTS.at + (index & (layout.EVENTS.num - 1)) * RECORD_BYTES
         _pack(self.memory, at, _now(), kind, 0, mark, name, peer, msg, 0, 0, value, index)
 
     def lent(self, mark: int, num: int, num_bytes: int) -> None:
@@ -138,15 +144,21 @@ class Recorder:
             self._words[word] += num
             self._words[word + 1] += num_bytes
 
-    def moved(self, path: str, peer: int, num_bytes: int, duration_ns: int, *, write: bool) -> None:
-        """Record a transfer of memory that has ended well; *peer* is a name number."""
+    def moved(self, path: str, peer: int, num_bytes: int, duration_ns: int, *, write: bool, failed: bool) -> None:
+        """Record a transfer of memory that has ended; *peer* is a name number."""
         name = self.names.text(path)
+        num = 0 if failed else self._count_moved(name, peer, num_bytes, duration_ns, write=write)
+        flags = layout.FAILED if failed else 0
+        self.rings.transfer(flags, name, peer, num, num_bytes, duration_ns, write=write)
+
+    def _count_moved(self, name: int, peer: int, num_bytes: int, duration_ns: int, *, write: bool) -> int:
+        """Update the table of transfers; return how many there were like this one, 0 if the table is full."""
         key = name, peer, write
         with self._changing:
             place = self._moved.setdefault(key, len(self._moved))
             if place >= layout.NUM_MOVED:
                 del self._moved[key]
-                return
+                return 0
             at = layout.MOVED_AT + place * RECORD_BYTES
             num = self._words[(at >> 3) + _MSG] + 1
             _pack(
@@ -154,6 +166,7 @@ class Recorder:
                 at,
                 *(_now(), RecordKind.MOVED, 0, 0, name, peer, num, num_bytes, duration_ns, int(write), num),
             )
+            return num
 
     def actor(self, number: int, name: str, rank: int) -> ActorRecord:
         """Return the record of a new actor, whose constructor is about to run."""

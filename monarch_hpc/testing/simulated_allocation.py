@@ -11,7 +11,7 @@ import itertools
 import random
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from functools import partial
 
@@ -49,6 +49,8 @@ class SimProc:
     """A simulated proc, which records and answers the casts that it receives.
 
     Attributes:
+        number: by which its incarnation is made.
+        restarts: number of earlier procs of its rank.
         seen: numbers of the received casts, in order.
         num_combined: how often it combined answers.
         fails: whether it answers with failures, and fails to combine.
@@ -56,6 +58,8 @@ class SimProc:
 
     rank: int
     host: int
+    number: int
+    restarts: int = 0
     num_combined: int = 0
     fails: bool = False
     seen: list[int] = field(default_factory=list)
@@ -132,7 +136,7 @@ class SimulatedAllocation:
         """Depth of the last cast: the number of successive links until the last host had it."""
         self.frames: Counter[int] = Counter()
         """Number of frames sent by each host."""
-        self.procs = [SimProc(rank, rank // per_host) for rank in range(num_hosts * per_host)]
+        self.procs = [SimProc(rank, rank // per_host, rank) for rank in range(num_hosts * per_host)]
         self.ends: list[tuple[int, Callable[[], None]]] = []
         self.dead: set[int] = set()
         self._per_host = per_host
@@ -152,7 +156,7 @@ class SimulatedAllocation:
             for rank in range(num_hosts)
         ]
         for proc in self.procs:
-            self.routers[proc.host].on_proc(_RUN, _MESH, proc.rank, _PROC + proc.rank, replaces=False)
+            self.routers[proc.host].on_proc(_RUN, _MESH, proc.rank, _PROC + proc.rank)
 
     @property
     def region(self) -> Region:
@@ -161,13 +165,23 @@ class SimulatedAllocation:
 
     # ---- for tests ----
 
-    def cast(self, region: Region | None = None, body: bytes = b"", *, reduced: bool = False) -> int:
+    def cast(
+        self,
+        region: Region | None = None,
+        body: bytes = b"",
+        *,
+        reduced: bool = False,
+        lives: Mapping[int, int] | None = None,
+    ) -> int:
         """Send one call to the procs of *region*; return its number.
 
         Args:
             reduced: the answers, which are the ranks in four bytes, are combined on the way.
+            lives: the restarts of the procs that it is for, by rank; the first procs where it has none.
         """
         region = region or self.region
+        lives = lives or {}
+        on = {(proc.rank, proc.restarts): proc.host for proc in self.procs}
         sender = self.sender
         sender.number += 1
         sender.answers[sender.number] = {}
@@ -182,8 +196,8 @@ class SimulatedAllocation:
             root=0,
             low=0,
             high=0,
-            target=pack_target(Target(_RUN, _MESH, region)),
-            hosts=spans_of({rank // self._per_host for rank in region.base_ranks()}),
+            target=pack_target(Target(_RUN, _MESH, region, lives)),
+            hosts=spans_of({on[rank, lives.get(rank, 0)] for rank in region.base_ranks()}),
             waits=(),
             actor=1,
             body=body,
@@ -214,9 +228,10 @@ class SimulatedAllocation:
 
     def restart_proc(self, rank: int, host: int) -> SimProc:
         """Report a new proc on *host* as ready in place of a killed one; return it."""
-        proc = SimProc(rank, host)
+        restarts = 1 + max(proc.restarts for proc in self.procs if proc.rank == rank)
+        proc = SimProc(rank, host, len(self.procs), restarts)
         self.procs.append(proc)
-        self.routers[host].on_proc(_RUN, _MESH, rank, _PROC + len(self.procs) - 1, replaces=True)
+        self.routers[host].on_proc(_RUN, _MESH, rank, _PROC + proc.number, restarts)
         return proc
 
     def end_restarted(self, proc: SimProc) -> None:
@@ -322,7 +337,7 @@ class SimulatedAllocation:
             body = struct.pack(">I", proc.rank) if cast.functions else b"x" * 32
             key = cast.origin, cast.number
             notes = [Note(tag, *key, 0, body), Note(NoteKind.DONE, *key)]
-        link = ("answer", proc.rank, proc.host)
+        link = ("answer", proc.number, proc.host)
         self._links.setdefault(link, deque()).append(pack_notes(notes))
         self._turns.append(link)
 

@@ -16,8 +16,8 @@ from monarch_hpc.transport.address import FORWARD_PREFIX, RELAY_PREFIX
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.moves import Moves
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import MemoryPeer
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.sharing import SharedFrames
 from monarch_hpc.wire.frames import Frame
 
@@ -44,6 +44,7 @@ class Peer:
         address: ``tcp://address:port``; ``relay+tcp://address:port`` through the relay; or ``via+tcp://address:port``,
             the address of the process that forwards to it.
         allocation: the allocation that it belongs to.
+        link: name of the link whose key it has proven, on the accepting side; empty for that of the allocation.
     """
 
     role: Role
@@ -54,6 +55,7 @@ class Peer:
     package: str
     address: str
     allocation: str = ""
+    link: str = ""
 
     @property
     def relayed(self) -> bool:

@@ -19,14 +19,14 @@ from monarch_hpc.transport.connect.introduction import Introduction
 from monarch_hpc.transport.credit import Credit, cost_of, take_credit
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.sources import Timer
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.own import OwnMemories
 from monarch_hpc.transport.memory.remote import RemoteMemories
 from monarch_hpc.transport.memory.requests import of_owner
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.parts import PartReader, send_in_parts
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.sharing import SharedFrames
-from monarch_hpc.transport.tcp.channel import INLINE_BYTES, LINGER_S, TcpChannel, read_reason
+from monarch_hpc.transport.tcp.channel import INLINE_BYTES, LINGER_S, TcpChannel, read_farewell
 from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, bytes_of
 
 __all__ = ["PeerChannel"]
@@ -36,6 +36,9 @@ _CREDIT = Kind.CREDIT
 _BYE = Kind.BYE
 _LAST_PASSED_ON = Kind.STOP  # later kinds are the transport's own, except CANCEL and those of casts
 _FIRST_OF_CASTS = Kind.CAST
+_LAST_OF_CASTS = Kind.REDUCE
+
+_OF_MEMORY = frozenset((Kind.GET, Kind.PUT, Kind.GET_LIST, Kind.PUT_LIST, Kind.MEMORY, Kind.PULL))
 
 _log = Logger(__name__)
 
@@ -89,7 +92,7 @@ class PeerChannel:
         self._over = False  # on_lost was called
         self._peer_left = False  # BYE arrived on the lane
         self.memory = RemoteMemories(
-            *(engine, self._send_whole, lambda: self.error, str(peer), limits.max_frame_bytes),
+            *(engine, self._send_whole, lambda: self.error, str(peer), limits),
             *(own_memory.cross_memory, self._introduction.begin),
         )
         self.sharing = SharedFrames(self._send_whole, keeps=hands_on)
@@ -287,7 +290,7 @@ class PeerChannel:
                     self._listener.on_frame(self, frame)
             elif frame.kind is _BYE:
                 self._peer_left = True
-                self._end(PeerLost(str(self.peer), f"it left: {read_reason(frame)}"))
+                self._end(PeerLost(str(self.peer), read_farewell(frame)))
             else:
                 self._take(frame)
         except TransportError as error:
@@ -298,7 +301,7 @@ class PeerChannel:
     def _take(self, frame: Frame) -> None:
         if self._over:
             return
-        if frame.kind >= _FIRST_OF_CASTS:
+        if _FIRST_OF_CASTS <= frame.kind <= _LAST_OF_CASTS:
             self._listener.on_frame(self, frame)
         elif frame.kind is _CREDIT:
             self._credit.give(frame.dest, frame.reply)
@@ -309,10 +312,10 @@ class PeerChannel:
         elif frame.kind in (Kind.PART, Kind.SHARED):
             whole = (self._parts.on_part if frame.kind is Kind.PART else self.sharing.on_frame)(frame)
             if whole is not None:
-                if not (whole.kind <= _LAST_PASSED_ON or whole.kind >= _FIRST_OF_CASTS):
+                if not (whole.kind <= _LAST_PASSED_ON or _FIRST_OF_CASTS <= whole.kind <= _LAST_OF_CASTS):
                     raise FrameError(f"a frame of kind {whole.kind} in parts, or in shared memory")
                 self._listener.on_frame(self, whole)
-        elif frame.kind in (Kind.GET, Kind.PUT, Kind.MEMORY, Kind.PULL):
+        elif frame.kind in _OF_MEMORY:
             if of_owner(frame):
                 self.memory.on_answer(frame)
             else:

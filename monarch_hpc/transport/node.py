@@ -69,6 +69,7 @@ class Node:
     Attributes:
         own_memory: the registered memory of this process itself.
         fabric: its fabric; None if it has none.
+        links: those whose procs it accepts, by name.
     """
 
     def __init__(
@@ -93,19 +94,20 @@ class Node:
         self._channels: dict[int, PeerChannel] = {}
         self._fence = Fence(identity.role)
         self._cut_detector = CutDetector(engine, limits.cut_s)
-        self._links: dict[str, LinkKey] = {}  # by name, for accepting
+        self.links: dict[str, LinkKey] = {}  # by name, for accepting
         self._realms: dict[str, _Realm] = {}  # by the peers' allocation, for dialling
         self._left: list[_Realm] = []  # of allocations that were left, not yet closed
         self.fabric = fabric
         self._acceptor = Acceptor(
             *(engine, identity, key, limits, self._on_accepted, forwards, self._fence, self._cut_detector, refused),
-            self._links,
+            self.links,
         )
         if key:
             self.join(identity.allocation, key, relay=relay, forwarders=forwarders, with_fabric=True)
         self._open: set[PeerChannel] = set()  # every open channel, including those that a later one replaced
         self.own_memory = OwnMemories(engine)
         self.own_memory.pulls.reach_by(identity.incarnation, self.dial)
+        self.own_memory.find_paths(identity.incarnation, self._channels)
         self._closed = False
 
     @property
@@ -195,7 +197,7 @@ class Node:
 
     def link(self, link: LinkKey) -> None:
         """Trust the procs of another allocation: accept them, and be able to dial them, with the key of *link*."""
-        self._links[link.name] = link
+        self.links[link.name] = link
         self.join(link.allocation, link.key, name=link.name, with_fabric=True)
 
     def leave(self, allocation: str, reason: str) -> None:
@@ -206,9 +208,9 @@ class Node:
             self._close_left()
             return
         realm = self._realms.pop(allocation, None)
-        for name, link in list(self._links.items()):
+        for name, link in list(self.links.items()):
             if link.allocation == allocation:
-                del self._links[name]
+                del self.links[name]
         if realm is not None:
             realm.dialer.close(reason)
             self._left.append(realm)

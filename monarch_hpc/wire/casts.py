@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
@@ -42,9 +43,10 @@ Spans = tuple[tuple[int, int], ...]
 _HEAD = struct.Struct("<BBQIIIHIII")  # kind, flags, origin, root, low, high, sizes of target, waits, hosts, functions
 _SPAN = struct.Struct("<II")
 _NOTE = struct.Struct("<BQQIIH")
-_TARGET = struct.Struct("<QqBB")
+_TARGET = struct.Struct("<QqBBI")  # mesh, offset, number of dimensions, bytes of the run, number of lives
 _NUMBER = struct.Struct("<Q")
 _DIM = struct.Struct("<Iq")
+_LIFE = struct.Struct("<QI")
 _CARRIED = frozenset({Kind.SPAWN, Kind.CALL, Kind.STOP, Kind.CANCEL})
 
 
@@ -76,11 +78,16 @@ _TAGS = {int(tag): tag for tag in NoteKind}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The recipients of a cast: the procs of a mesh whose ranks are in a region."""
+    """The recipients of a cast: the procs of a mesh whose ranks are in a region.
+
+    Attributes:
+        lives: the number of earlier procs of each rank whose proc has replaced another; a cast is for that life alone.
+    """
 
     run: str
     mesh: int
     region: Region
+    lives: Mapping[int, int] = field(default_factory=dict)
 
     def place_of(self, rank: int) -> int | None:
         """The place of a proc in the region; None if it is not in the region."""
@@ -167,7 +174,8 @@ def pack_target(target: Target) -> bytes:
     region, run = target.region, target.run.encode()
     sizes = region.extent.shape
     dims = b"".join(_DIM.pack(*dim) for dim in zip(sizes, region.strides, strict=True))
-    return _TARGET.pack(target.mesh, region.offset, len(sizes), len(run)) + dims + run
+    lives = b"".join(_LIFE.pack(*life) for life in sorted(target.lives.items()))
+    return _TARGET.pack(target.mesh, region.offset, len(sizes), len(run), len(target.lives)) + dims + lives + run
 
 
 def parse_target(data: bytes) -> Target:
@@ -177,9 +185,13 @@ def parse_target(data: bytes) -> Target:
         FrameError: *data* is not a target.
     """
     try:
-        mesh, offset, num_dims, run_bytes = _TARGET.unpack_from(data)
-        end = _TARGET.size + num_dims * _DIM.size
-        dims = [_DIM.unpack_from(data, at) for at in range(_TARGET.size, end, _DIM.size)]
+        mesh, offset, num_dims, run_bytes, num_lives = _TARGET.unpack_from(data)
+        begin = _TARGET.size + num_dims * _DIM.size
+        end = begin + num_lives * _LIFE.size
+        if end > len(data):
+            raise FrameError(f"the target of a cast has {len(data)} bytes, less than its {num_lives} lives take")
+        dims = [_DIM.unpack_from(data, at) for at in range(_TARGET.size, begin, _DIM.size)]
+        lives = dict(_LIFE.unpack_from(data, at) for at in range(begin, end, _LIFE.size))
         if len(data) != end + run_bytes:
             raise FrameError(f"the target of a cast has {len(data)} bytes, not {end + run_bytes}")
         run = data[end:].decode()
@@ -188,7 +200,7 @@ def parse_target(data: bytes) -> Target:
         raise FrameError(f"the target of a cast: {error}") from error
     if any(not stride and size > 1 for size, stride in dims):
         raise FrameError("the target of a cast names a rank twice")
-    return Target(run, mesh, Region(extent, offset, tuple(stride for _, stride in dims)))
+    return Target(run, mesh, Region(extent, offset, tuple(stride for _, stride in dims)), lives)
 
 
 def pack_cast(cast: Cast) -> Frame:

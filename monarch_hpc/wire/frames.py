@@ -140,6 +140,11 @@ def sizes_of(buffers: Sequence[Buffer]) -> Sequence[int]:
     return [memoryview(buffer).nbytes for buffer in buffers]
 
 
+def size_of(body: Buffer, buffers: Sequence[Buffer]) -> int:
+    """The number of bytes of a body and its buffers."""
+    return len(body) + sum(sizes_of(buffers))
+
+
 class Kind(enum.IntEnum):
     """The kind of a frame."""
 
@@ -155,7 +160,7 @@ class Kind(enum.IntEnum):
     SWITCH = 10  # all later frames of the sender come on the lane; handled by the transport
     GET = 11  # read registered memory: reply = the operation, see transport.memory
     PUT = 12  # write registered memory: reply = the operation, buffers = the data
-    DATA = 13  # answers GET and PUT: dest = the operation
+    DATA = 13  # answers GET and PUT, also of lists: dest = the operation
     CREDIT = 14  # returns credit for handled calls: dest = actor id, reply = bytes
     PROBE = 16  # dest = 0: answer with dest = 1, on the lane and then here, see transport.ucx.hole_probe
     CANCEL = 15  # the caller has given a call up: dest = actor id, reply = its reply slot
@@ -169,6 +174,8 @@ class Kind(enum.IntEnum):
     NOTES = 22  # answers to casts, and other events of them
     MARK = 23  # orders casts among a channel's frames: dest = a `wire.casts.Mark`, reply = a cast's number
     REDUCE = 24  # combine answers to a cast: dest = its sender, reply = its number, see wire.reductions
+    GET_LIST = 25  # as GET, of many pieces: body = the list, see transport.memory.framed.lists
+    PUT_LIST = 26  # as PUT, of many pieces: body = the list, buffers = their data, joined
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -89,8 +89,14 @@ def _is_ordinary(tensor: torch.Tensor) -> bool:
     )
 
 
+def _empty(dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of this process, also where a mesh is active."""
+    with torch._C.DisableTorchFunction():
+        return torch.empty(0, dtype=dtype)
+
+
 def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data
+    return _empty(torch.uint8).set_(storage).numpy().data
 
 
 def _rebuild(
@@ -101,7 +107,7 @@ def _rebuild(
     strides: tuple[int, ...],
     requires_grad: bool,
 ) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype)
+    tensor = _empty(dtype)
     if shape and 0 in shape:
         offset = arrived.start
     tensor.set_(arrived.made(_storage_of), (offset - arrived.start) // tensor.element_size(), shape, strides)
@@ -134,7 +140,7 @@ def _rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) ->
 def _storage_of(memory: Buffer) -> torch.UntypedStorage:
     view = memoryview(memory)
     if not view.nbytes:
-        return torch.empty(0).untyped_storage()
+        return _empty(torch.uint8).untyped_storage()
     return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8).untyped_storage()
 
 

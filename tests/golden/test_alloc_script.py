@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from monarch_hpc.config.load import load_config
-from monarch_hpc.slurm import Request, render_script
+from monarch_hpc.slurm import Group, Request, render_script
 
 FOLDER = Path(__file__).parent
 ID = "7f3a91c20123456789abcdef01234567"
@@ -25,6 +26,13 @@ HOSTILE = Request(
     "a100:4",
     ("--nodes=3", "--comment=$HOME # \\ not a comment", "--requeue"),
 )
+GROUPS = replace(
+    PLAIN,
+    groups=(
+        Group("cpu", "1", None, ("--partition=cpu",)),
+        Group("gpu", "2-4", "a100:4", ("--partition=gpu", "--comment=a b", "--signal=B:USR2@60")),
+    ),
+)
 PROFILE = {
     "slurm.account": "phys & co",
     "slurm.gpus_form": "gres",
@@ -37,7 +45,11 @@ PROFILE = {
 
 @pytest.mark.parametrize(
     ("name", "request_", "flags"),
-    [("plain", PLAIN, {"agent.python": "/opt/venv/bin/python"}), ("hostile", HOSTILE, PROFILE)],
+    [
+        ("plain", PLAIN, {"agent.python": "/opt/venv/bin/python"}),
+        ("hostile", HOSTILE, PROFILE),
+        ("groups", GROUPS, {"agent.python": "/opt/venv/bin/python", "slurm.account": "phys"}),
+    ],
 )
 def test_the_script_is_as_it_was_read(name: str, request_: Request, flags: dict[str, object]) -> None:
     config = load_config({"HOME": "/home/alice"}, Path("/"), "login1", None, flags).config

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.config.load import load_config
-from monarch_hpc.slurm.batch import BatchRequest, render_batch
+from monarch_hpc.slurm.batch import BatchRequest, render_batch, render_function
 from tests.golden.test_alloc_script import FOLDER, PROFILE
 
 PLAIN = BatchRequest(("train.py", "--lr", "3e-4"), "train", Path("/home/alice/work"), "4", "2")
@@ -32,6 +32,16 @@ def test_the_script_is_as_it_was_read(name: str, request_: BatchRequest, flags: 
     config = load_config({"HOME": "/home/alice"}, Path("/"), "login1", None, flags).config
     script = render_batch(config, request_)
     golden = FOLDER / f"run-{name}.sbatch"
+    if os.environ.get("BLESS"):
+        golden.write_text(script)
+    assert script == golden.read_text()
+
+
+def test_the_script_of_a_function_is_as_it_was_read() -> None:
+    request = BatchRequest((), "train", Path("/home/alice/work"), "4", requeues=3, options=("--error=/x/%j_0_log.err",))
+    config = load_config({"HOME": "/home/alice"}, Path("/"), "login1", None, PROFILE).config
+    script = render_function(config, request, Path("/home/alice/it's $HOME"))
+    golden = FOLDER / "function.sbatch"
     if os.environ.get("BLESS"):
         golden.write_text(script)
     assert script == golden.read_text()

@@ -10,14 +10,17 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from monarch_hpc.core import errors
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import MonarchError
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
 SAMPLES: tuple[tuple[object, object], ...] = (
     (str, "some text"),
+    (Death | str, Death(DeathKind.OOM, "some text", "n1", 3, ("first", "second"))),
     (int, 7),
     (float, 1.5),
+    (DeathKind, DeathKind.NODE_FAILURE),
     (bool, True),
     (Sequence[str], ("first", "second")),
     (Sequence[int], (3, 5)),

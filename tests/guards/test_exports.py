@@ -19,6 +19,8 @@ from tests.guards.tree import Module, modules
 # Never imported by us at import time: these cost seconds and hundreds of megabytes, which only their users should pay.
 HEAVY = {"mpi4py", "numpy", "scipy", "sklearn", "submitit", "torch"}
 
+_LATE_PACKAGES = ("monarch_hpc.submitit.", "monarch_hpc.tensor.")
+
 
 def names_in_all(module: Module) -> list[str] | None:
     for node in module.tree.body:
@@ -57,6 +59,8 @@ def test_no_import_brings_a_heavy_package() -> None:
     # Loaded in processes that have imported torch or NumPy.
     late = {"monarch_hpc.rdma.arrays", "monarch_hpc.rdma.tensors", "monarch_hpc.wire.tensors"}
     late |= {"monarch_hpc.rdma.trees.arrays", "monarch_hpc.rdma.trees.tensors"}
+    # Submitit's plugins, and the programs that they start; and mesh tensors.
+    late |= {name for name in (module.name for module in modules()) if name.startswith(_LATE_PACKAGES)}
     lines = [f"import {module.name}" for module in modules() if module.name not in late]
     assert {name.split(".")[0] for name in loaded_by("\n".join(lines))} & HEAVY == set()
 
@@ -70,7 +74,8 @@ def test_the_package_alone_brings_nothing_but_its_lazy_face() -> None:
 def test_procs_load_nothing_of_us_with_their_users_modules() -> None:
     """The zygote has loaded all modules that actors import from us, so that no proc spends time on that."""
     entry = f"import {DEFAULT_ENTRY.partition(':')[0]}, {', '.join(LATER)}"
-    of_programs = {"attach_to_workers", "on_deadline", "requeue", "run_worker_loop_forever", "seconds_left"}
+    of_programs = {"attach_to_workers", "batch", "on_deadline", "requeue", "run_worker_loop_forever", "seconds_left"}
+    of_programs |= {"TakenRun", "UnfetchedAnswer", "takeover"}
     names = ", ".join(sorted(set(monarch_hpc.__all__) - of_programs))
     assert loaded_by(f"{entry}\nfrom monarch_hpc import {names}") == loaded_by(entry)
 

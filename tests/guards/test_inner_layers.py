@@ -14,36 +14,40 @@ INNER = {
         {"process", "workers"},
         {"current", "shutdown"},
         {"program"},
-        {"host", "instance", "scripts"},
+        {"healing", "host", "instance", "scripts"},
         {"proc"},
         {"bootstrap"},
         {"actors"},
         {"calls"},
         {"door", "launch", "value"},
-        {"bootstrap_command", "output", "plan", "view"},
+        {"bootstrap_command", "healing.revivals", "output", "plan", "view"},
     ),
     "attach": (
-        {"job_end"},
-        {"attach", "embedded", "workers"},
-        {"local_agents", "slurm_relay"},
+        {"job_end", "program_client"},
+        {"sql"},
+        {"attach", "embedded", "heir", "sql_engine", "workers"},
+        {"local_agents", "program_order", "slurm_relay"},
     ),
     "actor": (
-        {"ports", "transports"},
+        {"ports", "spans", "transports"},
+        {"kept", "metrics"},
         {"runtime"},
         {"casts"},
         {"cell"},
-        {"execution", "local_future", "messages", "spans"},
+        {"execution", "local_future", "messages"},
         {"endpoint_wrappers"},
         {"config", "context", "endpoint", "fault", "future"},
-        {"instance", "running_loop"},
+        {"instance", "running_loop", "states"},
     ),
     "agent": (
         {"__main__"},
         {"service"},
-        {"termination"},
+        {"succession.search"},
+        {"head_office", "succession", "termination"},
+        {"relaunch"},
         {"agent", "casts", "head", "ready_report"},
         {"procs", "programs"},
-        {"children", "output", "proc_addresses", "proc_settings", "questions"},
+        {"children", "output", "proc_addresses", "proc_settings", "questions", "succession.reports"},
         {"resources"},
         {"agent_args"},
     ),
@@ -67,8 +71,14 @@ INNER = {
 UPWARD = {
     # Meshes of hosts start meshes of procs, and a mesh of procs knows its hosts: one notion in two modules.
     ("mesh.proc", "mesh.host"): {When.LAZY, When.TYPING},
+    # What healing does with a mesh of procs is offered by the mesh.
+    ("mesh.proc", "mesh.healing.heal"): {When.LAZY, When.TYPING},
+    ("mesh.proc", "mesh.healing.checkpoint"): {When.LAZY},
     # A response port that is sent in a message becomes a port.
     ("actor.cell.response_port", "actor.ports.sent_response"): {When.LAZY},
+    # A face, whose modules others import from it.
+    ("telemetry", "attach.sql"): {When.TYPING},
+    ("telemetry", "mesh.program.query"): {When.TYPING},
 }
 
 NAMES = {module.name.removeprefix("monarch_hpc.") for module in modules()}

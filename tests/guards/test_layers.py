@@ -15,8 +15,8 @@ from tests.guards.tree import ROOT, Module, When, imports, modules
 LAYERS = (
     {"testing"},
     {"cli"},
-    {"job"},
-    {"spmd", "rdma"},
+    {"distributed", "exceptions", "job", "submitit"},
+    {"spmd", "rdma", "tensor"},
     {"mesh"},
     {"attach"},
     {"actor", "agent"},
@@ -32,12 +32,14 @@ DOORS = {
     "click": {"cli"},
     "cloudpickle": {"wire.serializer"},
     "cryptography": {"transport.secure.noise", "transport.tcp.channel"},
+    "datafusion": {"attach.sql_engine"},
     "mpi4py": {"actor.runtime.mpi"},
     "numpy": {"rdma.arrays", "rdma.trees.arrays"},
-    "pyarrow": {"wire.arrow"},
+    "pyarrow": {"attach.sql", "attach.sql_engine", "wire.arrow"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
-    "torch": {"mesh.scripts.spmd", "rdma.tensors", "rdma.trees.tensors", "wire.tensors"},
+    "submitit": {"submitit"},
+    "torch": {"mesh.scripts.spmd", "rdma.tensors", "rdma.trees.tensors", "tensor", "wire.tensors"},
     "yaml": {"config"},
 }
 
@@ -48,6 +50,8 @@ STARTERS = {
     "os": {"popen", "posix_spawn", "posix_spawnp", "spawnl", "spawnv", "system"},
 }
 ENVIRON_DOORS = {
+    # Its program inherits it, with the variables that name the run.
+    "cli.runs.takeover",
     "agent.__main__",
     "attach.embedded",
     "attach.local_agents",
@@ -73,7 +77,7 @@ ENVIRON_DOORS = {
     # Commands and workers inherit it, with additions.
     "job",
     # The agents that a program starts in its Slurm job inherit it.
-    "mesh.program.opening",
+    "mesh.program.allocations.opening",
     # Each proc may have variables of its own.
     "mesh.bootstrap",
     # A script's process gets the environment of its proc.
@@ -85,6 +89,13 @@ ENVIRON_DOORS = {
     "slurm.requeue",
     # The variables that torchrun would set.
     "spmd",
+    # The batch job of a function gets the environment of the program that submits it.
+    "submitit.batch",
+    # Those of a task say which one it is.
+    "submitit.tasks.environment",
+    "submitit.tasks.fork_server",
+    # What fork servers inherit are the marks of its proc.
+    "submitit.tasks.runner",
     "testing",
     # UCX can only be configured by variables.
     "transport.ucx.fabric",
@@ -93,7 +104,7 @@ ENVIRON_DOORS = {
 
 # Faces: packages that also offer names of the layers above, each loaded at its first use by its table `_HOMES`. A type
 # checker follows the imports, which so must say the same as the table.
-OFFERING = {"monarch_hpc", "monarch_hpc.actor"}
+OFFERING = {"monarch_hpc", "monarch_hpc.actor", "monarch_hpc.telemetry"}
 
 
 def within(module: Module, doors: set[str]) -> bool:
@@ -139,7 +150,7 @@ def test_a_face_reaches_up_by_its_table_only(name: str) -> None:
 
 
 def test_nothing_else_names_a_module_above_it() -> None:
-    """Strings that are names of our modules are imports too: of lower layers, but for the three that the pages name."""
+    """Strings that are names of our modules are imports too: of lower layers, but for those that the pages name."""
     upward = set()
     for module in modules():
         if module.name in OFFERING:
@@ -155,6 +166,8 @@ def test_nothing_else_names_a_module_above_it() -> None:
         ("wire.start", "monarch_hpc.mesh.process:main"),
         ("attach", "monarch_hpc.mesh.current"),
         ("actor.context", "monarch_hpc.mesh.program.controller"),
+        ("mesh.proc", "monarch_hpc.tensor.active"),
+        ("mesh.calls.endpoint", "monarch_hpc.tensor.actor_calls"),
     }
 
 

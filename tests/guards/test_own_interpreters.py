@@ -10,12 +10,15 @@ import pytest
 from tests.guards.tree import ROOT, Module, modules
 
 EXEMPT = {
-    "cli.run": "the user's program, which finds the files beside it as with `python program.py`",
+    "agent.relaunch": "an argument of agent.sh, which adds -P",
+    "cli.run": "compared with what starts the program",
+    "cli.runs.command_line": "the user's program, which finds the files beside it as with `python program.py`",
     "config.load": "the default of a key; code that starts it adds -P",
     "job.execute": "the user's command, which finds the files beside it, or those of its folder with -m",
     "mesh.bootstrap_command": "compared with the value that a Monarch program passes, never started",
     "agent.procs.mpi_step": "an argument of task.sh, and shown to the user",
     "testing.slurmlab.lab": "as users would start it, on a test machine",
+    "agent.procs.stack_dumps": "only its path is used, beside which py-spy is",
     "testing.slurmlab.openings": "only its path is used, it is not started",
 }
 
@@ -52,4 +55,4 @@ def test_our_shell_scripts_start_interpreters_likewise() -> None:
     scripts = [*(ROOT / "launchers").iterdir(), *(ROOT / "sbatch_templates").iterdir()]
     lines = [line for path in scripts for line in path.read_text().splitlines() if re.search(r"\s-m monarch_hpc", line)]
     started = [line for line in lines if not line.startswith("#")]
-    assert len(started) == 3 and all(" -P -m " in line for line in started)
+    assert len(started) == 4 and all(" -P -m " in line for line in started)

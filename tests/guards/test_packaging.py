@@ -87,9 +87,11 @@ def files_in(wheel: Path) -> set[str]:
 
 
 def files_in_tree() -> set[str]:
-    typing = {str(path.relative_to(ROOT)) for path in (ROOT / "monarch_hpc").rglob("*.pyi")} | {"monarch_hpc/py.typed"}
+    kinds = ("*.pyi", "*.sql", "*.html", "*.css", "*.js")
+    data = [path for kind in kinds for path in (ROOT / "monarch_hpc").rglob(kind)]
     return (
-        typing
+        {"monarch_hpc/py.typed"}
+        | {str(path.relative_to(ROOT)) for path in data}
         | {str(module.path.relative_to(ROOT)) for module in modules()}
         | {f"monarch_hpc/{name}" for name in asset_files()}
     )

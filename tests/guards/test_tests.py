@@ -135,6 +135,12 @@ def test_one_that_interrupts_itself_does_not_end_its_worker(monkeypatch: pytest.
         signal.raise_signal(signal.SIGINT)
 
 
+def test_signals_that_one_has_blocked_are_open_for_the_next() -> None:
+    with ending_alone():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    assert signal.SIGUSR2 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_no_child_process_is_waited_for_without_an_end() -> None:
     """`with subprocess.Popen(...)` waits for the child, for ever if the test failed before it ended it."""
     found = [

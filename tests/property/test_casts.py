@@ -105,10 +105,11 @@ def test_the_news_of_lost_hosts_is_read_as_it_was_written(hosts: tuple[tuple[int
 
 @given(st.lists(st.integers(1, 4), max_size=3), st.integers(-50, 50), st.text("0123456789abcdef", max_size=8))
 def test_a_target_keeps_all_but_the_names_of_its_dimensions(sizes: list[int], offset: int, run: str) -> None:
+    lives = dict.fromkeys(sizes, 3)
     region = Region.whole(Extent(tuple("abc"[: len(sizes)]), tuple(sizes)))
     region = Region(region.extent, offset, region.strides)
-    read = parse_target(pack_target(Target(run, 5, region)))
-    assert (read.run, read.mesh) == (run, 5)
+    read = parse_target(pack_target(Target(run, 5, region, lives)))
+    assert (read.run, read.mesh, read.lives) == (run, 5, lives)
     assert list(read.region.base_ranks()) == list(region.base_ranks())
     for place, rank in enumerate(region.base_ranks()):
         assert read.place_of(rank) == place

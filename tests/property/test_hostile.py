@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, settings
 
-from monarch_hpc.actor.messages.payload import pack_result, send_failure, unloadable, unpack_failure
+from monarch_hpc.actor.messages.payload import pack_result
 from monarch_hpc.actor.messages.remote_error import as_actor_error
+from monarch_hpc.actor.messages.sent_failures import send_failure, unloadable, unpack_failure
 from monarch_hpc.core.errors import ActorError, ActorFailed, MeshError
 from monarch_hpc.core.text.description import class_name, literal_of, summary_of, text_of, trace_of
 from monarch_hpc.wire.frames import Buffer, Frame, Kind

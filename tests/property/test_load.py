@@ -7,11 +7,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.calls.load import Load
 
 _WAITING = st.lists(st.integers(-1, 3), min_size=1, max_size=12)
 """Number of unanswered calls of each rank; -1 for a dead rank."""
+
+PROCS = {rank: ProcRef(1, rank, "n0", 0, 1, 100 + rank, ()) for rank in range(24)}
 
 
 def loaded(waiting: list[int]) -> Load:
@@ -20,7 +23,7 @@ def loaded(waiting: list[int]) -> Load:
         for _ in range(abs(num)):
             load.begin(rank)
         if num < 0:
-            load.end(rank, died=True)
+            load.end(rank, PROCS[rank].incarnation)
     return load
 
 
@@ -29,7 +32,7 @@ def test_those_that_are_equally_busy_have_equal_shares(waiting: list[int], round
     load, region = loaded(waiting), Region.whole(Extent(("ranks",), (len(waiting),)))
     living = [num for num in waiting if num >= 0]
     free = [rank for rank, num in enumerate(waiting) if not living or num == min(living)]
-    shares = Counter(load.choose(region) for _ in range(rounds * len(free)))
+    shares = Counter(load.choose(region, PROCS) for _ in range(rounds * len(free)))
     assert shares == Counter(dict.fromkeys(free, rounds))
 
 
@@ -41,5 +44,5 @@ def test_two_views_of_a_mesh_do_not_take_each_others_turns(waiting: list[int], f
     living = [one for one in waiting if one >= 0]
     num_free = sum(one == min(living) for one in waiting) if living else num
     for view in (0, 1):
-        chosen = [load.choose(views[which]) for which in map(int, first) if which == view]
+        chosen = [load.choose(views[which], PROCS) for which in map(int, first) if which == view]
         assert all(len(set(chosen[at : at + num_free])) == len(chosen[at : at + num_free]) for at in range(len(chosen)))

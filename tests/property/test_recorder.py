@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import HEADER
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.telemetry.picture import draw
 from monarch_hpc.telemetry.reading import Memory, memory_of, read_events, read_memory_use, read_scene
 from monarch_hpc.telemetry.recorder import Recorder
+from monarch_hpc.telemetry.views.picture import draw
 from monarch_hpc.wire.control.message import encode
 from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.control.table import decode
@@ -25,7 +25,8 @@ from monarch_hpc.wire.tables.calls import CALLS, ProcCalls
 _TABLES = (
     (layout.SENT_AT, 64),
     (layout.OLD_AT, 64),
-    (layout.EVENTS_AT, 64),
+    (layout.EVENTS.at, 64),
+    (layout.CURSORS_AT, 8),
     (layout.COUNTERS_AT, layout.COUNTER.size),
     (layout.RUNNING_AT, 64),
     (layout.ACTORS_AT, 64),

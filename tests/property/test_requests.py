@@ -124,7 +124,7 @@ def test_the_head_answers_what_it_cannot_use_and_ends_nothing_else(kind: type[Me
     world.clock.advance(0.0)
     ends_it = isinstance(message, CloseRun) and message.run == "run"
     taken = isinstance(message, OpenRun) and message.run == "run" and message.owner and stranger
-    assert program.closed == ("another controller has taken over run run" if taken else "")
+    assert program.closed == ("another program has taken over run run" if taken else "")
     assert not asker.closed or taken
     if not ends_it:
         assert procs_of(world)["run"] == 1

@@ -20,7 +20,11 @@ REASONS = st.from_regex(r"[A-Za-z][A-Za-z0-9,:|\[\]-]{0,40}", fullmatch=True)
 LINES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=40)
 
 
-@given(st.lists(st.tuples(st.integers(1, 2**31), WORDS, st.integers(1, 9999), REASONS), max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 2**31), WORDS, st.integers(1, 9999), REASONS), max_size=5, unique_by=lambda job: job[0]
+    )
+)
 def test_rows_come_back_as_they_were_printed(jobs: list[tuple[int, str, int, str]]) -> None:
     text = "".join(
         f"{number}|mh-{number:08x}|{word}|{hosts}|n1|N/A|1:00|{reason}\n" for number, word, hosts, reason in jobs

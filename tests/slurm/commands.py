@@ -21,6 +21,12 @@ from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
 from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE
 from tests.system.support.programs import read_until
 
+_STILL_S = 25.0
+"""Longer than a process stands still."""
+
+_NO_ANSWER = ("no head", "head does not answer")
+"""The states of an allocation whose head `status` has asked in vain."""
+
 HOLD = "exec sleep 600"
 HOSTS = ("n1", "n2", "n3", "n4")
 
@@ -70,7 +76,7 @@ class Alice:
         return {**own, **self.env, **more}
 
     def run(
-        self, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 90.0
+        self, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 180.0
     ) -> subprocess.CompletedProcess[str]:
         """Run one of our commands to its end."""
         return self.lab.run(argv(*arguments), env=self.environment(env or {}), timeout_s=timeout_s)
@@ -83,7 +89,7 @@ class Alice:
         """Run one of Slurm's commands and return its output."""
         return self.lab.run(command, check=True).stdout
 
-    def batch(self, *arguments: str, folder: Path | None = None, timeout_s: float = 90.0) -> int:
+    def batch(self, *arguments: str, folder: Path | None = None, timeout_s: float = 180.0) -> int:
         """Run a batch job, submitted from *folder*, to its end, and return its exit status.
 
         `sbatch --wait` would look after 2, 6, 12, 20, 30 and 42 s.
@@ -103,11 +109,20 @@ class Alice:
         return int(match[1])
 
     def status(self, *arguments: str) -> list[dict[str, object]]:
-        """Return the allocations of `status --json`."""
-        document = json.loads(self.run("status", "--json", *arguments).stdout)
-        assert document["schema"] == 1
-        allocations = document["allocations"]
-        assert isinstance(allocations, list)
+        """Return the allocations of `status --json`.
+
+        It waits four seconds for a head, and then shows no hosts and runs: as long as none answers, it is asked again.
+        """
+        allocations: list[dict[str, object]] = []
+
+        def ask() -> bool:
+            document = json.loads(self.run("status", "--json", *arguments).stdout)
+            assert document["schema"] == 1
+            allocations[:] = document["allocations"]
+            return not any(str(one["state"]).startswith(_NO_ANSWER) for one in allocations)
+
+        with contextlib.suppress(TimeoutError):  # it is gone: the test decides what that means
+            wait_until("the heads", ask, _STILL_S)
         return allocations
 
     def jobs(self) -> dict[str, str]:
@@ -131,7 +146,7 @@ def alice(lab: SlurmLab, request: pytest.FixtureRequest) -> Alice:
     wait_until(
         "the hosts to be cleaned up",
         lambda: lab.run(["squeue", "-h", "-t", "COMPLETING"]).stdout,
-        60.0,
+        120.0,
         accept=lambda left: not left,
     )
     return Alice(lab, lab.home() / f"test-{zlib.crc32(request.node.nodeid.encode()):x}")
@@ -169,10 +184,10 @@ class Standing:
         alice = self._taken
         assert alice is not None
         try:
-            wait_until("no proc of a run", lambda: procs_left(alice), 60.0, accept=lambda left: not left)
-            wait_until("no command", lambda: alice.lab.processes("alice"), 60.0, accept=lambda left: not left)
+            wait_until("no proc of a run", lambda: procs_left(alice), 120.0, accept=lambda left: not left)
+            wait_until("no command", lambda: alice.lab.processes("alice"), 120.0, accept=lambda left: not left)
             # A host that the processors are kept from is suspect for a moment.
-            wait_until("its hosts", lambda: alice.status("dev"), 60.0, accept=_is_as_made)
+            wait_until("its hosts", lambda: alice.status("dev"), 120.0, accept=_is_as_made)
         except BaseException:
             self._taken = None
             self._lab.reset()
@@ -192,14 +207,35 @@ def _is_as_made(allocations: list[dict[str, object]]) -> bool:
     return (shown["state"], shown["runs"], shown["missing"], hosts) == ("ready", [], [], {"alive"})
 
 
+@contextlib.contextmanager
+def no_connections(alice: Alice) -> Iterator[None]:
+    """Let nothing pass between login and hosts but Slurm's own connections, as at many sites."""
+    # Our connections have ports from the kernel's range at both ends, Slurm's at one end only. 6 is TCP where no
+    # /etc/protocols says so.
+    rule = f"to {alice.lab.address('login')} ipproto 6 sport 32768-60999 dport 32768-60999 blackhole".split()
+    for host in HOSTS:
+        alice.lab.run(["ip", "rule", "add", *rule], user="root", host=host, check=True)
+    yield
+    for host in HOSTS:
+        alice.lab.run(["ip", "rule", "del", *rule], user="root", host=host, check=True)
+
+
 def release(alice: Alice) -> None:
     """Release all allocations, and check that nothing is left of them."""
     done = alice.run("release", "--all")
     assert done.returncode == 0, done.stderr
     assert alice.jobs() == {}
-    assert {host: alice.lab.processes("alice", host) for host in HOSTS if alice.lab.is_up(host)} == {
-        host: [] for host in HOSTS if alice.lab.is_up(host)
-    }
+    wait_until_left(alice)
+
+
+def wait_until_left(alice: Alice, *hosts: str) -> None:
+    """Wait until no process of hers is on these hosts, or on any: one may end after Slurm has forgotten its job."""
+
+    def left() -> dict[str, object]:
+        up = filter(alice.lab.is_up, hosts or HOSTS)
+        return {host: processes for host in up if (processes := alice.lab.processes("alice", host))}
+
+    wait_until("the end of all processes", left, accept=lambda found: not found)
 
 
 def procs_left(alice: Alice) -> list[str]:
@@ -222,7 +258,7 @@ def steps(alice: Alice) -> list[str]:
 
 def wait_for_steps(alice: Alice, wanted: list[str]) -> None:
     """Wait until she has these steps: Slurm lists one for a moment after its end, such as that of a relay."""
-    wait_until("her steps", lambda: steps(alice), 60.0, accept=lambda seen: seen == wanted)
+    wait_until("her steps", lambda: steps(alice), 120.0, accept=lambda seen: seen == wanted)
 
 
 def kill_all_on_login(alice: Alice) -> None:

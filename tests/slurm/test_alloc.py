@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import Alice, alice, write
+from tests.slurm.commands import Alice, alice, wait_until_left, write
 from tests.system.support.programs import read_until
 
 __all__ = ["alice"]
@@ -47,9 +47,7 @@ def test_four_hosts_are_taken_used_and_given_back(alice: Alice) -> None:
     assert done.returncode == 0, done.stderr
     has(done.stdout, "no process left on 4 host(s)", f"job {made['job_id']} is gone from the queue")
     assert alice.jobs() == {}
-    assert {host: alice.lab.processes("alice", host) for host in ("login", *HOSTS)} == {
-        host: [] for host in ("login", *HOSTS)
-    }
+    wait_until_left(alice, "login", *HOSTS)
     assert not (Path(made["directory"]) / "key").exists()
     assert alice.status() == []
     assert alice.status("dev")[0]["live"] is False
@@ -145,7 +143,7 @@ def test_interrupted_while_queued_it_asks_nothing_and_leaves_nothing(alice: Alic
         said = read_until(process.stderr, "waiting for hosts to become free")
         has(said.splitlines()[-1], "queued    ")
         process.signal_group(number)
-        _, rest = process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=180)
     assert process.returncode == 128 + number, rest
     has(rest, "is gone from the queue", "nothing is left")
     assert alice.jobs() == {"filler": "RUNNING"}
@@ -158,7 +156,7 @@ def test_a_lost_terminal_changes_nothing(alice: Alice) -> None:
         assert process.stderr is not None
         process.stderr.readline()
         process.send_signal(signal.SIGHUP)
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     assert process.returncode == 0
     alice.free()
     wait_until("ready", lambda: alice.status()[0]["state"], 60, accept=lambda state: state == "ready")
@@ -269,6 +267,17 @@ def test_an_end_from_outside_is_noticed_and_told(alice: Alice) -> None:
     shown = wait_until("the end", lambda: alice.status("dev")[0], accept=lambda found: not found["live"])
     has(str(shown["state"]), "ended: CANCELLED: it was cancelled")
     assert not (Path(str(shown["directory"])) / "key").exists()
+
+
+def test_a_name_whose_job_has_just_ended_is_free(alice: Alice) -> None:
+    assert alice.run("alloc", "dev").returncode == 0
+    (shown,) = alice.status()  # whose answer of squeue is kept
+    assert shown["live"]
+    alice.slurm("scancel", "--me")
+    wait_until("an empty queue", alice.jobs, accept=lambda jobs: not jobs)
+    for_long = {"MONARCH_HPC_SLURM__POLL_MIN_S": "600", "MONARCH_HPC_SLURM__POLL_MAX_S": "600"}
+    again = alice.run("alloc", "dev", "--bg", env=for_long)
+    assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.slow

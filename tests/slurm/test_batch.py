@@ -123,7 +123,7 @@ def nothing_left(alice: Alice) -> None:
     def left() -> list[str]:
         return [words for host in HOSTS for _, words in alice.lab.processes("alice", host)]
 
-    wait_until("no process", left, 60.0, accept=lambda found: not found)
+    wait_until("no process", left, 120.0, accept=lambda found: not found)
     assert list(alice.shared.iterdir()) == []
 
 
@@ -170,7 +170,7 @@ def test_a_program_starts_again(alice: Alice, folder: Path, refused: bool) -> No
     printed = "".join(texts)
     assert len(texts) == 1 + refused
     assert re.findall(r"start \d|next \w+", printed) == ["start 0", f"next {not refused}", "start 1"], printed
-    wait_until("the end", alice.jobs, 60.0, accept=lambda jobs: not jobs)
+    wait_until("the end", alice.jobs, 120.0, accept=lambda jobs: not jobs)
     assert job in printed
     nothing_left(alice)
 
@@ -181,7 +181,7 @@ def test_at_its_time_limit_a_loop_saves_and_starts_again(alice: Alice, folder: P
     def printed() -> str:
         return "".join(path.read_text() for path in folder.glob("loop-*.out"))
 
-    wait_until("the program", printed, 60.0, accept=lambda text: "start 0" in text)
+    wait_until("the program", printed, 120.0, accept=lambda text: "start 0" in text)
     (directory,) = alice.shared.iterdir()
     announce_end(alice, directory, 100)
     ended(alice, job, 0)

@@ -32,9 +32,9 @@ def test_ctrl_c_ends_the_commands_and_not_the_allocation(held: Alice) -> None:
     process = held.start("exec", "--", "sh", "-c", "echo begun; exec sleep 600")
     until_printed(process, "begun")
     process.signal_group(signal.SIGINT)
-    _, rest = process.communicate(timeout=60)
+    _, rest = process.communicate(timeout=180)
     assert process.returncode == 130, rest
-    wait_until("no proc", lambda: procs_left(held), 60.0, accept=lambda left: not left)
+    wait_until("no proc", lambda: procs_left(held), 120.0, accept=lambda left: not left)
     assert held.status("dev")[0]["state"] == "ready"
 
 

@@ -126,6 +126,9 @@ def test_procs_of_a_step_end_with_their_agent_and_with_their_run(held_alone: Ali
     def tasks(host: str) -> list[int]:
         return [pid for pid, command in lab.processes("alice", host) if "monarch_hpc.agent.procs.mpi_task" in command]
 
+    def others() -> list[str]:
+        return [step for step in steps(held_alone) if not step.endswith(" agent")]  # which is started again
+
     before = steps(held_alone)
     running = held_alone.start("run", write(held_alone, "waiting.py", WAITING))
     until_printed(running, "ready")
@@ -134,12 +137,12 @@ def test_procs_of_a_step_end_with_their_agent_and_with_their_run(held_alone: Ali
     same = [pid for pid, command in lab.processes("alice", "n3") if "monarch_hpc.agent --rank" in command]
     (agent,) = [pid for pid in same if (stat := read_stat(pid)) is not None and stat.parent not in same]
     os.kill(agent, signal.SIGKILL)
-    wait_until("no proc where the agent died", lambda: tasks("n3"), 60.0, accept=lambda left: not left)
+    wait_until("no proc where the agent died", lambda: tasks("n3"), 120.0, accept=lambda left: not left)
     assert [len(tasks(host)) for host in ("n1", "n2", "n4")] == [4, 4, 4]
     running.kill()
-    running.communicate(timeout=60)
-    wait_until("no proc", lambda: [tasks(host) for host in HOSTS], 60.0, accept=lambda left: not any(left))
-    wait_for_steps(held_alone, before)
+    running.communicate(timeout=180)
+    wait_until("no proc", lambda: [tasks(host) for host in HOSTS], 120.0, accept=lambda left: not any(left))
+    wait_until("her steps", others, 120.0, accept=lambda seen: seen == before)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_signals_reach_the_command_not_its_doorman(lab: SlurmLab) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.signal_group(signal.SIGINT)
-        assert process.communicate(timeout=60)[0] == "stopped\n"
+        assert process.communicate(timeout=180)[0] == "stopped\n"
         assert process.returncode == 5
 
 
@@ -249,7 +249,7 @@ def traces_of(base: Path) -> list[str]:
 
 
 def assert_gone(base: Path) -> None:
-    wait_until(f"no trace of {base}", lambda: traces_of(base), 60.0, accept=lambda found: not found)
+    wait_until(f"no trace of {base}", lambda: traces_of(base), 120.0, accept=lambda found: not found)
 
 
 def command(runtime: Path, *argv: str) -> subprocess.Popen[str]:
@@ -343,7 +343,7 @@ def test_a_killed_pytest_leaves_no_process(runtime: Path) -> None:
         told = next((line for line in tested.stdout if line.startswith("base ")), "")
         tested.kill()
     base = Path(told.split()[1])
-    wait_until("only files", lambda: traces_of(base), 60.0, accept=lambda found: found == [str(base)])
+    wait_until("only files", lambda: traces_of(base), 120.0, accept=lambda found: found == [str(base)])
     assert finish(command(runtime, "down", "--all")) == (0, f"took down {base}\n")
     assert_gone(base)
 

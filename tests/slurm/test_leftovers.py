@@ -20,7 +20,7 @@ def daemons(alice: Alice, host: str) -> list[int]:
 
 
 def wait_for_daemons(alice: Alice, host: str, num: int) -> None:
-    wait_until(f"daemons on {host}", lambda: len(daemons(alice, host)), 60.0, accept=lambda found: found == num)
+    wait_until(f"daemons on {host}", lambda: len(daemons(alice, host)), 120.0, accept=lambda found: found == num)
 
 
 def test_the_next_agent_ends_what_a_killed_one_left(alice: Alice) -> None:

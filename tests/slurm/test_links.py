@@ -92,7 +92,7 @@ def all_alive(alice: Alice) -> None:
 
 def end(process: HostProcess) -> str:
     process.signal_group(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     return err
 
 
@@ -183,7 +183,7 @@ for end in ends: say("lost:", end.get(90))
     for _ in range(2):
         until_printed(run, "lost: lost")
     all_alive(held)
-    run.communicate(timeout=60)
+    run.communicate(timeout=180)
     assert run.returncode == 0
 
 
@@ -200,7 +200,7 @@ for number in itertools.count(1):
     until_printed(run, "ready")
     for _ in range(4):
         held.lab.link_down("n2")
-        wait_until("suspicion", lambda: states(held), 60.0, accept=lambda seen: seen == ["alive", "suspect", "alive"])
+        wait_until("suspicion", lambda: states(held), 120.0, accept=lambda seen: seen == ["alive", "suspect", "alive"])
         held.lab.link_up("n2")
         # TCP retransmits at growing intervals: recovery may take as long as the cable was unplugged.
         all_alive(held)

@@ -38,7 +38,7 @@ def running(held: Alice) -> Iterator[Alice]:
     assert run.poll() is None, "the run did not survive"
     assert held.run("run", "-a", "dev", HELLO).returncode == 0
     run.signal_group(signal.SIGINT)
-    run.communicate(timeout=60)
+    run.communicate(timeout=180)
 
 
 def directory_of(alice: Alice) -> Path:
@@ -214,7 +214,7 @@ def test_who_listens_where_her_agents_did_is_not_believed(held: Alice) -> None:
         refused += done.returncode == 77 and "not part of this allocation" in done.stderr
     path.write_text(text)
     impostor.kill()
-    greeted, _ = impostor.communicate(timeout=60)
+    greeted, _ = impostor.communicate(timeout=180)
     print("refused", refused, "of 6;", greeted.count("greeted 192"), "greetings")
     assert refused > 0 and greeted.count("greeted 192") >= 6
     assert held.run("run", "-a", "dev", HELLO).returncode == 0

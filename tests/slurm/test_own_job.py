@@ -46,7 +46,7 @@ def nothing_left(alice: Alice) -> None:
     def left() -> list[tuple[int, str]]:
         return [process for host in ("login", *HOSTS) for process in alice.lab.processes("alice", host)]
 
-    wait_until("no process", left, 60.0, accept=lambda found: not found)
+    wait_until("no process", left, 120.0, accept=lambda found: not found)
     assert list(alice.shared.iterdir()) == []
 
 
@@ -103,14 +103,14 @@ def test_a_killed_program_takes_its_agents_along_and_a_later_job_its_directory(a
     environment = f"ALL,MONARCH_HPC_PATHS__SHARED={alice.shared}"
     command = f"{python(alice, text)}; sleep 600"
     alice.slurm("sbatch", "-wn[1-2]", "-t5", "-J", "killed", "-o", output, "--export", environment, "--wrap", command)
-    wait_until("the program", Path(output).read_text, 60.0, accept=lambda printed: "pid" in printed)
+    wait_until("the program", Path(output).read_text, 120.0, accept=lambda printed: "pid" in printed)
     (killed,) = [pid for pid, words in alice.lab.processes("alice", "n1") if words.startswith(python(alice, text))]
     os.kill(killed, signal.SIGKILL)
     ours = "monarch_hpc.agent"
     wait_until(
         "no agent",
         lambda: [words for host in HOSTS[:2] for _, words in alice.lab.processes("alice", host) if ours in words],
-        60.0,
+        120.0,
         accept=lambda left: not left,
     )
     (left,) = alice.shared.iterdir()

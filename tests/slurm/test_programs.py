@@ -52,7 +52,7 @@ def test_a_program_on_the_first_host_outlives_all_processes_of_the_login_host(he
     client = held.start("run", "-a", "dev", "--on", "host0", write(held, "counter.py", COUNTER))
     assert "n1 True False" in until_printed(client, "1")
     kill_all_on_login(held)
-    _, err = client.communicate(timeout=60)
+    _, err = client.communicate(timeout=180)
     run = err.split()[1]
     wait_for_steps(held, before)
     (shown,) = held.status("dev")
@@ -67,7 +67,7 @@ def test_a_program_on_the_first_host_outlives_all_processes_of_the_login_host(he
     assert attached.poll() is None
     held.lab.run(["touch", str(held.lab.home() / "go")], check=True)
     until_printed(attached, "over")
-    attached.communicate(timeout=60)
+    attached.communicate(timeout=180)
     assert attached.returncode == 0
     held.lab.run(["rm", str(held.lab.home() / "go")], check=True)
     whole = held.run("attach", "--all", run).stdout.split()
@@ -81,7 +81,7 @@ def test_over_the_relay_a_program_is_reached_too(blocked: Alice) -> None:
     client = blocked.start("run", "-a", "dev", "--on", "host0", sleeper)
     until_printed(client, "armed")
     client.signal_group(signal.SIGHUP)
-    _, err = client.communicate(timeout=60)
+    _, err = client.communicate(timeout=180)
     assert client.returncode == 129
     run = err.split()[1]
     (pid,) = (pid for pid, command in blocked.lab.processes("alice", "n1") if sleeper in command)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.guards.test_docs import blocks
 from tests.guards.tree import ROOT
-from tests.slurm.commands import HOSTS, Alice, alice
+from tests.slurm.commands import Alice, alice, wait_until_left
 
 __all__ = ["alice"]
 
@@ -29,4 +29,4 @@ def test_the_session_on_a_cluster_goes_as_it_is_written(alice: Alice) -> None:
     assert re.search(r"^dev +\d+ +ready +4/4 ", done.stdout, re.MULTILINE)
     assert "released dev: no process left on 4 host(s)" in done.stdout
     assert alice.jobs() == {}
-    assert {host: alice.lab.processes("alice", host) for host in HOSTS} == {host: [] for host in HOSTS}
+    wait_until_left(alice)

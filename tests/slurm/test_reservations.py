@@ -74,7 +74,7 @@ def test_before_the_window_the_queue_says_when_it_begins(alice: Alice) -> None:
             assert line, seen
             seen += line
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     assert re.search(r"note +reservation later begins at \d{4}-\d\d-\d\d \d\d:\d\d; the job waits until then", seen), (
         seen
     )

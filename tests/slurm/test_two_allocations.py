@@ -55,7 +55,7 @@ def test_actors_of_two_allocations_call_each_other_and_one_is_cancelled(alice: A
         program.stdin.write("\n")
         program.stdin.flush()
         assert "gone:" in until_printed(program, "the first goes on")
-        assert program.communicate(timeout=60) == ("", "") and program.returncode == 0
+        assert program.communicate(timeout=180) == ("", "") and program.returncode == 0
     finally:
         done = alice.run("release", "--all")
         assert done.returncode == 0, done.stderr

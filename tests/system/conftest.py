@@ -17,6 +17,18 @@ from monarch_hpc.transport.engine.engine import Engine
 from tests.system.support.agent_client import ENTRY, cookie_holders, standin_path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """No host is dead by its silence, and the cause of a death is waited for, however long a process stands still.
+
+    So it is for all programs that tests start; a test of silence sets times of its own.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_HPC_LIVENESS__DEAD_S", "600")
+        patch.setenv("MONARCH_HPC_PROCS__CAUSE_S", "20")
+        yield
+
+
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     """A running engine."""
@@ -34,9 +46,12 @@ def dead_s() -> float:
 
 @pytest.fixture
 def config(dead_s: float) -> Config:
-    """Short grace periods, and heartbeats that are missed within half a second; a test module may replace it."""
+    """Short grace periods, heartbeats that are missed within half a second, and no return of lost hosts.
+
+    A test module may replace it.
+    """
     liveness = {"liveness.heartbeat_s": 0.1, "liveness.suspect_s": 0.4, "liveness.dead_s": dead_s}
-    return load({"procs.stop_s": 1.0, "agent.grace_s": 1.0, **liveness}).config
+    return load({"procs.stop_s": 1.0, "agent.grace_s": 1.0, "heal.tries": 0, **liveness}).config
 
 
 @pytest.fixture

@@ -113,6 +113,7 @@ class OpenCasts:
             return
         cast.left.discard(place)
         cast.elsewhere.discard(place)
+        cast.failed |= not isinstance(given, Frame) or given.kind is Kind.FAILURE
         if isinstance(given, ActorDied):
             self._reported[cast.target.proc(place).incarnation] = True
         self._settle(cast)

@@ -15,7 +15,8 @@ from typing import Any, Generic, TypeVar
 from monarch_hpc.actor.casts.targets import OpenCast
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.messages.line import MessageLink
-from monarch_hpc.actor.messages.payload import pack_result, send_failure
+from monarch_hpc.actor.messages.payload import pack_result
+from monarch_hpc.actor.messages.sent_failures import send_failure
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.process.thread import Thread

@@ -26,7 +26,7 @@ from monarch_hpc.transport.api import FabricKind, FrameChannel
 from monarch_hpc.transport.credit import cost_of, take_credit
 from monarch_hpc.transport.sharing import copy_to_share, is_shareable
 from monarch_hpc.wire.casts import Cast, Mark, pack_cast, pack_number
-from monarch_hpc.wire.frames import Buffer, Frame, Kind, copy_of
+from monarch_hpc.wire.frames import Buffer, Frame, Kind, copy_of, size_of
 
 __all__ = ["CastSender"]
 
@@ -249,7 +249,7 @@ class CastSender:
             cast.left.update(range(len(target.region)))
         target.last = number
         self.in_flight.add(cast)
-        cast.record_sent(self._recorder, len(body))
+        cast.record_sent(self._recorder, size_of(body, buffers))
         try:
             line.send(frame)
         except FrameError:
@@ -266,9 +266,10 @@ class CastSender:
         for incarnation in self._direct & target.places.keys():
             proc = target.proc(target.places[incarnation])
             self._direct.discard(incarnation)  # first: a message sent behind the mark adds it again
-            with contextlib.suppress(TransportError):  # it is gone
-                if incarnation in self._connections.node.channels or incarnation == self._connections.own.incarnation:
-                    self._connections.line_to(proc).send(Frame(Kind.MARK, Mark.BEFORE, number))
+            line = self._connections.open_line(incarnation)
+            if line is not None:  # else what was sent to it is lost with its channel, and no cast waits for it
+                with contextlib.suppress(TransportError):  # it is gone
+                    line.send(Frame(Kind.MARK, Mark.BEFORE, number))
                     waits.append(proc.rank)
         return tuple(waits)
 

@@ -90,6 +90,7 @@ class CastTarget:
     Attributes:
         packed: the serialized `wire.casts.Target`.
         hosts: ranks of their hosts.
+        chosen: its procs, by place in the region, as they were at the first of these casts.
         places: place in the region, by incarnation.
         in_blocks: whether the places of each host are adjacent.
         last: number of the last cast to this target.
@@ -97,7 +98,7 @@ class CastTarget:
     """
 
     region: Region
-    procs: Mapping[int, ProcRef]
+    chosen: Sequence[ProcRef]
     packed: bytes
     hosts: Spans
     places: dict[int, int]
@@ -107,7 +108,7 @@ class CastTarget:
 
     def proc(self, place: int) -> ProcRef:
         """The proc at a place of the region."""
-        return self.procs[self.region.base_rank(place)]
+        return self.chosen[place]
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +127,7 @@ class OpenCast:
         record: see `Delivery`; None once the end of the call is recorded.
         left: places whose answer is missing.
         elsewhere: places in *left* whose outcome arrives by another path than a note.
+        failed: whether some callee has answered with an exception, or never will answer.
         done: whether every callee has handled the cast, or never will.
     """
 
@@ -143,6 +145,7 @@ class OpenCast:
     held: bool = False
     left: set[int] = field(default_factory=set)
     elsewhere: set[int] = field(default_factory=set)
+    failed: bool = False
     done: bool = False
 
     @property
@@ -153,13 +156,14 @@ class OpenCast:
     def record_sent(self, recorder: Recorder, num_bytes: int) -> None:
         """Record that the cast is sent."""
         if self.record is not None:
-            recorder.sent(self.call, self.record.mark, self.record.name, 0, num_bytes, self.actor)
+            num = len(self.target.region)
+            recorder.sent(self.call, self.record.mark, self.record.name, num, num_bytes, self.actor)
 
     def record_answered(self, recorder: Recorder) -> None:
         """Record, once, that every callee has answered or never will."""
         if self.record is not None:
             self.record = None
-            recorder.answered(self.call)
+            (recorder.failed if self.failed else recorder.answered)(self.call)
 
 
 class CastTargets:
@@ -169,11 +173,13 @@ class CastTargets:
         self._targets: dict[object, CastTarget] = {}
 
     def of(self, run: str, region: Region, procs: Mapping[int, ProcRef]) -> CastTarget | None:
-        """The target for *region*; None unless its procs are the first ones of one mesh on the hosts of *run*."""
-        if isinstance(procs, CurrentProcs) and procs.replaced:
+        """The target for *region*; None unless its procs are of one mesh on the hosts of *run*, in its own order."""
+        if region.picks is not None:
             return None
         some = procs[region.base_rank(0)]
-        key = some.incarnation, region.offset, region.extent.shape, region.strides
+        # The lives too: a cast is for the procs that its sender knows, and reaches none that has replaced one of them.
+        known = procs.lives if isinstance(procs, CurrentProcs) else CurrentProcs(procs).lives
+        key = some.incarnation, region.offset, region.extent.shape, region.strides, tuple(known.items())
         target = self._targets.pop(key, None)
         if target is not None:
             self._targets[key] = target  # most recently used
@@ -186,8 +192,8 @@ class CastTargets:
                 self._targets.pop(old, None)
         target = CastTarget(
             region,
-            procs,
-            pack_target(Target(run, some.mesh, region)),
+            chosen,
+            pack_target(Target(run, some.mesh, region, {proc.rank: proc.restarts for proc in chosen if proc.restarts})),
             spans_of(proc.host_rank for proc in chosen),
             {proc.incarnation: place for place, proc in enumerate(chosen)},
             _in_blocks([proc.host_rank for proc in chosen]),

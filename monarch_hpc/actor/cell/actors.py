@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from monarch_hpc.actor.cell.cell import Cell
 from monarch_hpc.actor.cell.end import CLEANUP_S
-from monarch_hpc.actor.cell.replies import Replier
+from monarch_hpc.actor.cell.replies import Replier, death_of
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.core.errors import ActorDied, DeliveryUnknown
 from monarch_hpc.core.recent import Recent
@@ -84,7 +84,7 @@ class Actors:
         if not frame.reply:
             return
         if ended is not None:
-            self._replier.reply_failure(channel, frame.reply, ended[0], ActorDied(*ended))
+            self._replier.reply_failure(channel, frame.reply, ended[0], ActorDied(ended[0], death_of(ended[1])))
             return
         gone = DeliveryUnknown(
             f"actor {frame.dest:x}", "this proc has no such actor: it ended long ago, or was never here"

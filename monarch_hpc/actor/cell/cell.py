@@ -16,7 +16,7 @@ from monarch_hpc.actor.cell.endpoint_table import EndpointEntry, EndpointTable, 
 from monarch_hpc.actor.cell.invocation import Invocation
 from monarch_hpc.actor.cell.process import CellProcess
 from monarch_hpc.actor.cell.recording import CellRecorder
-from monarch_hpc.actor.cell.replies import ActorReplies, is_deadly
+from monarch_hpc.actor.cell.replies import ActorReplies, death_of, is_deadly
 from monarch_hpc.actor.cell.supervision import Supervision
 from monarch_hpc.actor.context import ProcInfo, set_caller
 from monarch_hpc.actor.endpoint_wrappers import bind
@@ -28,7 +28,7 @@ from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.core.errors import ActorDied, CallTimeout
 from monarch_hpc.core.text.description import summary_of, trace_of, traceback_of
 from monarch_hpc.telemetry.pen import Handling
-from monarch_hpc.transport.credit import cost_of
+from monarch_hpc.transport.credit import PIECE_BYTES, cost_of
 from monarch_hpc.wire.frames import Frame, Kind
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ class Cell(Threaded):
         self._constructed = False
         self._busy: list[int] = []  # not empty while a function runs; whoever empties it answers the call
         self._records = CellRecorder(process.recorder)
-        self._entries = EndpointTable(self._records)
-        self._supervision = Supervision(self._entries, self._fail, self._urge)
+        self.entries = EndpointTable(self._records)
+        self._supervision = Supervision(self.entries, self._fail, self._urge)
         self._coroutines = Coroutines(process.engine, self._wait, self.wake)
-        self._object = ActorObject(self.where, info, spawned, spawn, self._entries, self._records, self._coroutines)
+        self._object = ActorObject(self.where, info, spawned, spawn, self.entries, self._records, self._coroutines)
         self._turn: Running | None = None  # the coroutine that all messages wait for
         self._calls: Invocation | None = None  # the function that runs, if it is more than a function call
         self._urgent = True  # something comes before all messages: first of all, the constructor
@@ -173,7 +173,7 @@ class Cell(Threaded):
             return
         self._replies.cause = cause
         print_error(f"{self.where} did not end within the time for a stop: its thread is left to itself")
-        died = ActorDied(self.where, cause)
+        died = ActorDied(self.where, death_of(cause))
         for invocation in (self._calls, *self._coroutines.running.values()):
             if invocation is not None:
                 invocation.refuse(died, raised=False)
@@ -270,11 +270,11 @@ class Cell(Threaded):
         """Run one call; False if it continues as a coroutine, whose end answers it and returns its credit."""
         method = ""
         cancellations, slot = self._cancellations, frame.reply
-        cancellations.channel = channel
-        cancellations.slot = slot
+        cancellations.channel, cancellations.slot = channel, slot
         if (cancellations.keys or slot >= LIMITED) and cancellations.refuses(channel, slot):
             return True
         handling = self._records.handling
+        num_bytes = cost - PIECE_BYTES * (1 + len(frame.buffers))
         busy = self._busy
         raised: BaseException | None = None
         value: object = None
@@ -282,14 +282,14 @@ class Cell(Threaded):
         busy.append(slot)
         try:
             head, args, kwargs = unpack_call(frame)
-            entry = self._entries[head]
+            entry = self.entries[head]
             method = entry.method
             if entry.context is not self._object.context:
                 self._object.enter(entry.context)
             if entry.plain is None:
-                handling = self._records.begin_concurrent(channel, entry.name, slot, len(frame.body), arrived_ns)
+                handling = self._records.begin_concurrent(channel, entry.name, slot, num_bytes, arrived_ns)
                 return self._start(channel, frame, cost, entry, args, kwargs, handling)
-            handling.begin(entry.name, channel.mark or self._records.peer(channel), slot, len(frame.body), arrived_ns)
+            handling.begin(entry.name, channel.mark or self._records.peer(channel), slot, num_bytes, arrived_ns)
             runs = True
             value = entry.plain(*args, **kwargs)
             if type(value) is CoroutineType:  # a `def` that wraps an `async def`
@@ -329,7 +329,7 @@ class Cell(Threaded):
         begun: _Begun | None = None,
     ) -> bool:
         endpoint, slot = entry.endpoint, frame.reply
-        function = begun or bind(endpoint, self._entries.target)
+        function = begun or bind(endpoint, self.entries.target)
         cancellations = self._cancellations
         invocation = Invocation(self._replies, channel, slot, endpoint, cancellations.due(channel, slot), handling)
         if begun is None and not endpoint.is_async:
@@ -397,4 +397,4 @@ class Cell(Threaded):
             end.declare(cause)
             end.refuse_all()
             if channel is not None and slot:  # a call that has been answered ignores this
-                self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, end.cause))
+                self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, death_of(end.cause)))

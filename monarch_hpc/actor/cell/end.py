@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from monarch_hpc.actor.cell.cancellation import Cancellations, Mail
 from monarch_hpc.actor.cell.process import CellProcess
-from monarch_hpc.actor.cell.replies import ActorReplies
+from monarch_hpc.actor.cell.replies import STOPPED, ActorReplies, death_of
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.core.errors import ActorDied
@@ -19,8 +19,6 @@ __all__ = ["CLEANUP_S", "CellEnd", "Failure"]
 
 CLEANUP_S = 3.0
 """Time that cancelled endpoints and `__cleanup__` may take; less than `procs.stop_s`, after which procs are killed."""
-
-_STOPPED = "it was stopped"
 
 Failure = tuple[str, BaseException]
 """Cause of an actor's failure: in words, and the exception."""
@@ -72,7 +70,7 @@ class CellEnd:
         """Ask the actor to end; return whether it is the first time. The first reason counts."""
         first = not self.asked
         if first:
-            self.asked = f"{_STOPPED}: {reason}" if reason else _STOPPED
+            self.asked = f"{STOPPED}: {reason}" if reason else STOPPED
         return first
 
     def limit(self, time_s: float, late: Callable[[], None]) -> None:
@@ -105,7 +103,7 @@ class CellEnd:
             self._process.stop_owned(self._actor, self._on_owned_gone)
         finally:
             self.refuse_all()
-            died = ActorDied(self._where, cause)
+            died = ActorDied(self._where, death_of(cause))
             for call in list(self._replies.unanswered):
                 call.refuse(died, raised=False)
             self._process.engine.wake_waiters()
@@ -143,4 +141,5 @@ class CellEnd:
             channel.consumed(self._actor, cost)
             if slot:
                 self._cancellations.over(channel, slot)
-                self._process.replier.reply_failure(channel, slot, self._where, ActorDied(self._where, self.cause))
+                died = ActorDied(self._where, death_of(self.cause))
+                self._process.replier.reply_failure(channel, slot, self._where, died)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_hpc.actor.cell.cancellation import Due
-from monarch_hpc.actor.cell.replies import ActorReplies, Ending, is_deadly
+from monarch_hpc.actor.cell.replies import ActorReplies, Ending, death_of, is_deadly
 from monarch_hpc.actor.cell.response_port import AnswerTo, ResponsePort
 from monarch_hpc.actor.context import set_caller
 from monarch_hpc.actor.endpoint import EndpointMethod
@@ -36,6 +36,7 @@ class Invocation:
         "_channel",
         "_due",
         "_endpoint",
+        "_error",
         "_failed",
         "_handling",
         "_open",
@@ -70,7 +71,7 @@ class Invocation:
         self._handling = handling
         self._returned = False
         self._failed = False
-        self._answer_bytes = 0
+        self._answer_bytes = self._error = 0
 
     async def perform(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Run the coroutine; raises nothing."""
@@ -94,7 +95,7 @@ class Invocation:
                 self._fail(error)  # not a cancellation: the endpoint raised it
                 return
             cause = replies.cause or f"a call of {self._endpoint.__name__} was cancelled there"
-            self.refuse(ActorDied(replies.where, cause), raised=False)
+            self.refuse(ActorDied(replies.where, death_of(cause)), raised=False)
         except BaseException as error:  # noqa: BLE001 user code; reported to the caller
             if limit.expired() and issubclass(type(error), TimeoutError):
                 self._time_out()
@@ -180,16 +181,19 @@ class Invocation:
         if self._returned:
             self._record()
 
-    def fail(self, num_bytes: int, /) -> None:
-        """Record that an exception of *num_bytes* bytes is about to be sent; 0 if the call wants no answer."""
-        self._answer_bytes = num_bytes or self._answer_bytes
+    def fail(self, error: int, /) -> None:
+        """Record that an exception is about to be sent, or would be if the call wanted an answer."""
+        self._error = error
         self._failed = True
         if self._returned:
             self._record()
 
     def _record(self) -> None:
         # Once, when the function has returned: the answer may still come later.
-        (self._handling.fail if self._failed else self._handling.end)(self._answer_bytes)
+        if self._failed:
+            self._handling.fail(self._error)
+        else:
+            self._handling.end(self._answer_bytes)
 
     def drop(self) -> None:
         """Answer with `PortClosed` because the response port was garbage-collected: no call may wait forever."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -9,17 +10,28 @@ from monarch_hpc.actor.cell.exit import exit_process
 from monarch_hpc.actor.cell.response_port import Answered
 from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
-from monarch_hpc.actor.messages.payload import pack_fault, pack_result, send_failure
+from monarch_hpc.actor.messages.payload import pack_result
+from monarch_hpc.actor.messages.sent_failures import pack_fault, send_failure
 from monarch_hpc.actor.running_loop import is_cancellation
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import ActorDied, ForkedError, FrameError, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.text.description import summary_of, trace_of
+from monarch_hpc.telemetry.names import Names
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.frames import Buffer, Frame, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, Kind, size_of
 
-__all__ = ["ActorReplies", "Ending", "Replier", "is_deadly"]
+__all__ = ["STOPPED", "ActorReplies", "Ending", "Replier", "death_of", "is_deadly"]
+
+STOPPED = "it was stopped"
+"""Begins the cause of an actor that was asked to end."""
 
 _log = Logger(__name__)
+
+
+def death_of(cause: str) -> Death:
+    """Return the death of an actor whose process lives: it was asked to end, or its own code raised."""
+    return Death(DeathKind.STOPPED if cause.startswith(STOPPED) else DeathKind.RAISED, cause)
 
 
 class Ending(Protocol):
@@ -29,8 +41,16 @@ class Ending(Protocol):
         """Record an answer of *num_bytes* bytes; 0 if the call wants none."""
         ...
 
-    def fail(self, num_bytes: int, /) -> None:
-        """Record an exception of *num_bytes* bytes. No-op for a call that has ended."""
+    def fail(self, error: int, /) -> None:
+        """Record an exception, by the number of its name. No-op for a call that has ended."""
+        ...
+
+
+class AnswerKeeper(Protocol):
+    """Keeps answers, see `actor.kept.keeper`."""
+
+    def keep(self, channel: MessageLink, frame: Frame, /) -> MessageLink:
+        """Keep *frame*, and return the link on which to send it."""
         ...
 
 
@@ -39,12 +59,18 @@ class Replier:
 
     Args:
         host: name of this process's host.
+        names: for the records of calls that raise.
+
+    Attributes:
+        keeper: keeps what is sent to programs until they have read it; None if that is not wanted.
     """
 
-    __slots__ = ("_engine", "host")
+    __slots__ = ("_engine", "host", "keeper", "names")
 
-    def __init__(self, engine: Engine, host: str) -> None:
+    def __init__(self, engine: Engine, host: str, names: Names) -> None:
         self.host = host
+        self.names = names
+        self.keeper: AnswerKeeper | None = None
         self._engine = engine
 
     def report(self, channel: MessageLink, owner: int, actor: int, failure: MeshFailure) -> None:
@@ -70,7 +96,7 @@ class Replier:
         try:
             body, buffers = pack_result(value)
             if ending is not None:
-                ending.end(_size(body, buffers) if buffers else len(body))
+                ending.end(size_of(body, buffers) if buffers else len(body))
             self.answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
         except Exception as error:  # noqa: BLE001 not picklable, too large, or memory is short: the caller gets that error
             self.reply_failure(channel, slot, f"{where or self.host}, endpoint {method}", error, ending, raised=True)
@@ -96,7 +122,8 @@ class Replier:
 
         def send(body: Buffer, buffers: Sequence[Buffer]) -> None:
             if ending is not None:
-                ending.fail(_size(body, buffers))
+                with contextlib.suppress(Exception):  # the answer is not lost with its record
+                    ending.fail(self.names.error(error))
             self.answer(channel, Frame(Kind.FAILURE, slot, 0, body, buffers))
 
         send_failure(where, error, send, raised=raised)
@@ -110,6 +137,8 @@ class Replier:
         if self._engine.forked_from:
             print_error(f"{ForkedError(self._engine.forked_from)}; an endpoint must not continue in a forked child")
             exit_process(SystemExit(1))
+        if self.keeper is not None:
+            channel = self.keeper.keep(channel, frame)
         try:
             channel.send(frame)
         except FrameError:
@@ -165,7 +194,7 @@ class ActorReplies:
             where = f"{self.where}, endpoint {method}"
             self._replier.reply_failure(channel, slot, where, error, ending, raised=raised)
             return
-        ending.fail(0)
+        ending.fail(self._replier.names.error(error))
         self._on_failure(f"endpoint {method} raised {summary_of(error)}", error)
 
     def die(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
@@ -173,11 +202,10 @@ class ActorReplies:
         if issubclass(type(error), SystemExit) and self.engine.forked_from:
             exit_process(error)
         cause = f"endpoint {method} raised {summary_of(error)}"
+        ending.fail(self._replier.names.error(error))
         if slot:
-            died = ActorDied(self.where, f"{cause}\n{trace_of(error)}".rstrip())
-            self._replier.reply_failure(channel, slot, self.where, died, ending)
-        else:
-            ending.fail(0)
+            died = ActorDied(self.where, Death(DeathKind.RAISED, f"{cause}\n{trace_of(error)}".rstrip()))
+            self._replier.reply_failure(channel, slot, self.where, died)
         self._on_failure(cause, error)
 
 
@@ -187,7 +215,3 @@ def is_deadly(error: BaseException) -> bool:
     Code that catches Exception lets these pass, so that what it was doing is left half done.
     """
     return not (issubclass(type(error), Exception) or is_cancellation(error))
-
-
-def _size(body: Buffer, buffers: Sequence[Buffer]) -> int:
-    return len(body) + sum(memoryview(buffer).nbytes for buffer in buffers)

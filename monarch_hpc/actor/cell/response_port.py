@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from monarch_hpc.actor.context import context
+from monarch_hpc.core.arguments import check_instance
 from monarch_hpc.wire.serializer import reduce_in_messages, when_serialized
 
 __all__ = ["AnswerTo", "Answered", "ResponsePort"]
@@ -67,7 +68,13 @@ class ResponsePort:
             self._call.succeed(None)  # ends the call; the answers go their own way
 
     def exception(self, error: BaseException) -> None:
-        """Answer with an exception, which is raised at the caller."""
+        """Answer with an exception, which is raised at the caller.
+
+        Raises:
+            TypeError: *error* is not an exception; the call is not answered.
+        """
+        # Before the call counts as answered: it must be answerable after the error.
+        check_instance("error", error, BaseException, "an exception, such as ValueError('why')")
         if self._port is None:
             self._call.refuse(error)
         else:

@@ -9,9 +9,9 @@ from typing import Protocol
 from monarch_hpc.actor.context import context
 from monarch_hpc.transport.credit import Credit, cost_of, take_credit
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.own import OwnMemories
 from monarch_hpc.transport.memory.peer import MemoryPeer
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Frame, Kind, copy_of
 
 __all__ = ["LoopbackLink", "MessageLink", "ProcLink"]

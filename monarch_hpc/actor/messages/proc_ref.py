@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.wire.control.procs import ProcReplaced
 
-__all__ = ["ProcRef"]
+__all__ = ["ProcRef", "proc_of", "replaced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +37,34 @@ class ProcRef:
     def region(self) -> Region:
         """The place of this proc alone in its mesh, without dimensions."""
         return Region(Extent((), ()), self.rank, ())
+
+
+def replaced(proc: ProcRef, actors: Iterable[int]) -> ProcReplaced:
+    """The message that *proc* is the current one of its rank, with *actors*."""
+    return ProcReplaced(
+        proc.mesh,
+        proc.rank,
+        proc.host,
+        proc.host_rank,
+        proc.pid,
+        proc.incarnation,
+        list(proc.addresses),
+        proc.restarts,
+        proc.allocation,
+        list(actors),
+    )
+
+
+def proc_of(message: ProcReplaced) -> ProcRef:
+    """The proc that a message is about."""
+    return ProcRef(
+        message.mesh,
+        message.rank,
+        message.host,
+        message.host_rank,
+        message.pid,
+        message.incarnation,
+        tuple(message.addresses),
+        message.restarts,
+        message.allocation,
+    )

@@ -12,13 +12,16 @@ import functools
 from typing import Any, cast
 
 from monarch_hpc.core.errors import ActorError, ActorFailed, SupervisionError
-from monarch_hpc.core.errors.joint import copy_as
+from monarch_hpc.core.errors.copied import copy_as
 from monarch_hpc.core.text.description import class_name, text_of, trace_of
 
-__all__ = ["as_actor_error"]
+__all__ = ["as_actor_error", "as_raised"]
 
 _NUM_CLASSES = 1024
 """Number of derived classes that are cached; a program that creates more classes at run time only loses speed."""
+
+_RAISED = "_monarch_raised"
+"""Attribute of a derived class: the original one."""
 
 _CLASS: Any = vars(object)["__class__"]
 """The descriptor itself: an exception may define an attribute of that name with any behaviour."""
@@ -46,6 +49,18 @@ def as_actor_error(error: Exception, where: str, trace: str | None = None) -> Ac
     return wrapped
 
 
+def as_raised(error: ActorError) -> Exception:
+    """Return what the endpoint raised, of its own class alone: undoes `as_actor_error`, as far as that is possible."""
+    cls: Any = vars(type(error)).get(_RAISED)
+    if cls is None:
+        raised: object = error.exception
+        return raised if isinstance(raised, Exception) else error
+    with contextlib.suppress(TypeError):
+        _CLASS.__set__(error, cls)
+        return error
+    return cast(Exception, copy_as(cls, error))
+
+
 def _as_both(error: Exception, cls: Any) -> ActorError:
     # Not cached: a metaclass may define any two classes as equal.
     both = _both(cls) if type(cls) is type else _both.__wrapped__(cls)
@@ -67,6 +82,7 @@ def _both(cls: type[Exception]) -> type[Exception]:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__reduce_ex__": reduce,
+        _RAISED: cls,
     }
     # `Exception` itself is a base of `ActorError`, and cannot precede it.
     bases = (ActorError,) if any(cls is each for each in ActorError.__mro__) else (cls, ActorError)

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, cast, overload
 
 from monarch_hpc.actor.context import current_rank
-from monarch_hpc.actor.messages.payload import send_failure
 from monarch_hpc.actor.messages.pending import Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.messages.sent_failures import send_failure
 from monarch_hpc.actor.ports.inbox import PortInbox
 from monarch_hpc.actor.ports.receipt import Receipt
 from monarch_hpc.actor.runtime.runtime import current_runtime

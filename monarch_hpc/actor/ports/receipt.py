@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.messages.payload import unloadable, unpack_failure
+from monarch_hpc.actor.messages.sent_failures import unloadable, unpack_failure
 from monarch_hpc.actor.ports.inbox import PortInbox
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.wire.frames import Frame, Kind

@@ -9,6 +9,7 @@ from monarch_hpc.actor.messages.connections import Connections
 from monarch_hpc.actor.messages.payload import call_head, pack_call
 from monarch_hpc.actor.messages.pending import Pending, Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.core.death import Death
 from monarch_hpc.core.errors import HostLost, MonarchError, ProcDied, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.recent import Recent
@@ -17,7 +18,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["REQUESTS_ACTOR", "STOPPED", "CauseLookup", "program_of"]
+__all__ = ["REQUESTS_ACTOR", "STOPPED", "CauseLookup", "error_of", "program_of"]
 
 REQUESTS_ACTOR = 2
 """Number of the program's actor that serves its procs, see `mesh.program.requests`. Fixed; all others are random."""
@@ -30,6 +31,11 @@ _KEEP = 1024
 
 STOPPED = "the proc was stopped"
 """The reason with which a stopped proc closes its channels."""
+
+
+def error_of(where: str, death: Death) -> ProcDied:
+    """Return what callers of the callee at *where* get when its proc has died."""
+    return (HostLost if death.host_lost else ProcDied)(where, death)
 
 
 class CauseLookup:
@@ -49,8 +55,7 @@ class CauseLookup:
         self._connections = connections
         self._call = call
         self._wait_s = wait_s
-        self._causes: Recent[int, tuple[str, type[ProcDied]]] = Recent(_KEEP)
-        self._expected: Recent[int, bool] = Recent(_KEEP)
+        self._known: Recent[int, Death] = Recent(_KEEP)
         self._waiting: dict[int, list[tuple[str, TransportError, OnCause]]] = {}
 
     def explain(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
@@ -63,13 +68,13 @@ class CauseLookup:
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """See `Causes.was_stopped`."""
-        return STOPPED in cause or incarnation in self._expected
+        known = self._known.get(incarnation)
+        return STOPPED in cause or (known is not None and known.expected)
 
     def _ask(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
-        known = self._causes.get(incarnation)
+        known = self._known.get(incarnation)
         if known is not None:
-            cause, kind = known
-            on_cause(kind(where, cause))
+            on_cause(error_of(where, known))
             return
         program = program_of(self._connections.node)
         if program is None or program.incarnation == incarnation:
@@ -87,23 +92,19 @@ class CauseLookup:
     def _on_answer(self, incarnation: int, answer: Frame | MonarchError) -> None:
         if isinstance(answer, Frame) and answer.kind is Kind.RESULT:
             reported = loads(answer.body, answer.buffers)
-            if isinstance(reported, tuple):
-                cause, expected, host_lost = reported
-                self._causes[incarnation] = cause, HostLost if host_lost else ProcDied
-                if expected:
-                    self._expected[incarnation] = True
+            if isinstance(reported, Death):
+                self._known[incarnation] = reported
         self._close(incarnation)
 
     def _close(self, incarnation: int) -> None:
-        known = self._causes.get(incarnation)
+        known = self._known.get(incarnation)
         if known is not None:
-            self._connections.node.bar(incarnation, known[0])
+            self._connections.node.bar(incarnation, known.cause)
         for where, error, on_cause in self._waiting.pop(incarnation, ()):
             if known is None:
                 report_unknown(where, error, on_cause)
             else:
-                cause, kind = known
-                on_cause(kind(where, cause))
+                on_cause(error_of(where, known))
 
 
 def program_of(node: Node) -> ProcRef | None:

@@ -12,12 +12,13 @@ from monarch_hpc.actor.cell.replies import Replier
 from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.causes import Causes
 from monarch_hpc.actor.messages.connections import Connections
-from monarch_hpc.actor.messages.payload import unpack_fault
 from monarch_hpc.actor.messages.pending import Answer
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.messages.sent_failures import unpack_fault
 from monarch_hpc.actor.runtime.death_causes import program_of
 from monarch_hpc.actor.runtime.ownership import End, OwnedMesh, Ownership
-from monarch_hpc.core.errors import SupervisionError, TransportError
+from monarch_hpc.core.death import DeathKind
+from monarch_hpc.core.errors import ActorDied, SupervisionError, TransportError
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["FailureRouter"]
@@ -53,8 +54,9 @@ class FailureRouter:
     def on_death(self, owned: OwnedMesh, rank: int, incarnation: int, reported: bool, error: SupervisionError) -> None:
         """Handle the loss of a proc with an actor that was spawned here."""
         cause = str(getattr(error, "cause", error))
+        kind = error.kind if isinstance(error, ActorDied) else DeathKind.UNKNOWN
         if not self._causes.was_stopped(incarnation, cause):
-            failure = MeshFailure(owned.name, rank, owned.where(rank), cause, class_name=owned.class_name)
+            failure = MeshFailure(owned.name, rank, owned.where(rank), cause, class_name=owned.class_name, kind=kind)
             self._notify_owner(owned.owner, failure, reported=reported)
 
     def on_fault(self, frame: Frame) -> None:

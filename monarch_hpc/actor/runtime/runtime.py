@@ -24,7 +24,7 @@ from monarch_hpc.actor.messages.connections import Connections
 from monarch_hpc.actor.messages.incarnations import Incarnations
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.pending import Answer, Pending, Slot
-from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.messages.proc_ref import ProcRef, proc_of
 from monarch_hpc.actor.runtime.deadlines import Deadlines
 from monarch_hpc.actor.runtime.death_causes import CauseLookup
 from monarch_hpc.actor.runtime.failures import FailureRouter
@@ -40,10 +40,11 @@ from monarch_hpc.transport.api import FrameChannel, Peer
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.secure.link import LinkKey
-from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkRoute, LinkTaken
 from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.procs import ProcReplaced, ReplacementTaken
 from monarch_hpc.wire.control.table import decode
-from monarch_hpc.wire.frames import Buffer, Frame, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, Kind, size_of
 
 __all__ = ["HELD", "Runtime", "current_runtime"]
 
@@ -104,10 +105,10 @@ class Runtime:
         self.info = info
         self.recorder = recorder or Recorder()
         self.connections = Connections(engine, self.on_frame)
-        self.replier = Replier(engine, info.host)
+        self.replier = Replier(engine, info.host, self.recorder.names)
         self.actors = Actors(engine, self.replier, self._start_actor, self.connections.lines)
         self.incarnations = Incarnations()
-        self.ownership = Ownership(self.recorder)
+        self.ownership = Ownership(self.recorder, procs.kept_bytes)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
         self.causes = causes or CauseLookup(self.connections, self.call, procs.cause_s)
         self.failures = FailureRouter(
@@ -251,7 +252,8 @@ class Runtime:
             channel = self._channels.get(incarnation)
             line = channel if channel is not None and channel.error is None else self.connections.line_to(proc)
             peer = line.mark or peer_of(line, self.recorder)
-            self.recorder.sent(slot, context().mark, name, peer, len(body), actor)
+            num_bytes = size_of(body, buffers) if buffers else len(body)
+            self.recorder.sent(slot, context().mark, name, peer, num_bytes, actor)
             # As in `CastSender.send`, without one more function call on the path of every message.
             if self._casts_in_flight:
                 self.casts.mark_after(incarnation, line)
@@ -303,7 +305,7 @@ class Runtime:
         elif kind is _RESULT or kind is _FAILURE:
             slot = self._slots.pop(frame.dest, None)
             if slot is not None:
-                self.recorder.answered(frame.dest)
+                (self.recorder.answered if kind is _RESULT else self.recorder.failed)(frame.dest)
                 slot.answer(frame)
                 if kind is _FAILURE:
                     self._on_failure()
@@ -337,8 +339,15 @@ class Runtime:
             case LinkGiven() if ours:
                 self.node.link(LinkKey(message.allocation, message.link, bytes.fromhex(message.key)))
                 channel.send(Frame(Kind.CONTROL, body=encode(LinkTaken(message.link))))
+            case LinkRoute() if ours:
+                self.casts.route_through(message.addresses, message.allocation, message.run)
             case LinkOver() if ours:
+                self.casts.route_directly(message.allocation)
                 self.node.leave(message.allocation, message.cause)
+            case ProcReplaced() if ours:
+                self.incarnations.replace(proc_of(message), [message.mesh, *message.actors])
+                taken = ReplacementTaken(message.mesh, message.rank, message.restarts)
+                channel.send(Frame(Kind.CONTROL, body=encode(taken)))
             case _:
                 _log.warning("unexpected control message from %s: %s", channel.peer, type(message).__name__)
 
@@ -359,7 +368,7 @@ class Runtime:
     def _lost_slot(self, number: int, error: TransportError) -> None:
         slot = self._slots.pop(number, None)
         if slot is not None:
-            self.recorder.answered(number)
+            self.recorder.failed(number)
             self.causes.explain(slot.incarnation, slot.where, error, slot.answer)
 
     def fail_calls(self, error: MonarchError) -> None:

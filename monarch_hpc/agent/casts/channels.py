@@ -22,8 +22,10 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
-from monarch_hpc.wire.casts import parse_cast
+from monarch_hpc.transport.secure.link import LinkKey
+from monarch_hpc.wire.casts import parse_cast, parse_target
 from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
 from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion, Rows
@@ -68,19 +70,21 @@ class CastChannels:
         rank: int,
         num_hosts: int,
         config: Config,
-        own: Callable[[Ask], Portion | None],
+        own: Callable[[Ask, int, Callable[[Portion | None], None]], None],
     ) -> None:
         limits = config.transport
         self._engine = engine
         self._node = node
         self._heartbeat = heartbeat
         self._addresses: dict[int, Sequence[str]] = {}
+        self._agents_of: dict[int, str] = {}  # rank -> incarnation of its agent
         self._procs: dict[ProcKey, int] = {}
         self._to_hosts: dict[int, _Outgoing] = {}
         self._to_procs: dict[int, _Outgoing] = {}  # to procs, by incarnation
         self._note_handlers: dict[FrameChannel, Callable[[Frame], None]] = {}  # of channels that were dialled
         self._upstreams: set[FrameChannel] = set()
         self._agents: set[FrameChannel] = set()  # that other agents have dialled
+        self._guests: dict[str, str] = {}  # the runs that procs of other allocations cast to, by name of their link
         usable = self._addresses.__contains__
         self._router: Router[FrameChannel] = Router(
             rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
@@ -93,8 +97,20 @@ class CastChannels:
 
     def on_roster(self, hosts: Sequence[HostEntry]) -> None:
         """Learn the addresses and names of other agents."""
-        self._addresses.update({host.rank: host.addresses for host in hosts})
+        for host in hosts:
+            if self._agents_of.get(host.rank, host.incarnation) != host.incarnation:
+                self._on_host_back(host.rank)
+            self._agents_of[host.rank] = host.incarnation
+            self._addresses[host.rank] = host.addresses
         self._questions.on_roster(hosts)
+
+    def _on_host_back(self, rank: int) -> None:
+        """Let go of what belongs to an earlier agent of a host: its channel may not have ended yet."""
+        if self._to_hosts.pop(rank, None) is not None:
+            self._router.on_host_cut(rank, "its agent was started again")
+            self._questions.on_host_cut(rank)
+        self._router.on_host_back(rank)
+        self._questions.on_host_back(rank)
 
     def note(self, message: Message) -> None:
         """Update from this agent's reports about its procs; other messages are ignored."""
@@ -103,7 +119,7 @@ class CastChannels:
                 proc, incarnation = message.proc, int(message.incarnation)
                 self._procs[proc] = incarnation
                 self._to_procs[incarnation] = _Outgoing(message.addresses)
-                self._router.on_proc(proc.run, proc.mesh, proc.rank, incarnation, replaces=message.restarts > 0)
+                self._router.on_proc(proc.run, proc.mesh, proc.rank, incarnation, message.restarts)
             case ProcEnded():
                 proc = message.proc
                 self._to_procs.pop(self._procs.pop(proc, 0), None)
@@ -111,6 +127,8 @@ class CastChannels:
                 self._router.on_proc_ended(proc.run, proc.mesh, proc.rank, cause)
             case RunClosed():
                 self._router.on_run_closed(message.run)
+                for link in [link for link, run in self._guests.items() if run == message.run]:
+                    self._forget_link(link, "the run is over")
 
     # ---- channels ----
 
@@ -120,6 +138,21 @@ class CastChannels:
             self._heartbeat.watch(channel)
             self._agents.add(channel)
         return channel.peer.role in (Role.AGENT, Role.PROC)
+
+    def on_link(self, message: LinkGiven | LinkOver, reply: Callable[[Message], None]) -> None:
+        """Take casts that procs of another allocation send to a run of this one, or no longer; for its program."""
+        if isinstance(message, LinkGiven):
+            self._guests[message.link] = message.run
+            self._node.links[message.link] = LinkKey(message.allocation, message.link, bytes.fromhex(message.key))
+            reply(LinkTaken(message.link))
+        else:
+            self._forget_link(message.link, message.cause)
+
+    def _forget_link(self, link: str, cause: str) -> None:
+        self._guests.pop(link, None)
+        self._node.links.pop(link, None)
+        for channel in [one for one in self._upstreams if one.peer.link == link]:
+            channel.close(cause)
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> bool:
         """Handle a frame that belongs to a cast, or to a question on the tree; return whether it does."""
@@ -141,8 +174,13 @@ class CastChannels:
     def _on_cast(self, channel: FrameChannel, frame: Frame) -> None:
         # Agents vouch for the sender of a cast that they forward; at the first agent, the sender is the channel's peer.
         enters = channel.peer.role is not Role.AGENT
-        if enters and parse_cast(frame).origin != channel.peer.incarnation:
-            raise FrameError("a cast with another process's origin")
+        if enters:
+            cast = parse_cast(frame)
+            if cast.origin != channel.peer.incarnation:
+                raise FrameError("a cast with another process's origin")
+            link = channel.peer.link
+            if link and parse_target(cast.target).run != self._guests.get(link):
+                raise FrameError("a cast to a run that its sender has no link to")
         for buffer in frame.buffers if not isinstance(frame.buffers, RefusedBuffers) else ():
             fix(memoryview(buffer))  # procs map it, where it arrived in shared memory
         self._upstreams.add(channel)
@@ -262,6 +300,10 @@ class CastChannels:
         self._engine.call_soon(lambda: self._node.dial(outgoing.addresses, 0, partial(self._on_host, rank, outgoing)))
 
     def _on_host(self, rank: int, outgoing: _Outgoing, result: FrameChannel | TransportError) -> None:
+        if self._to_hosts.get(rank) is not outgoing:
+            if not isinstance(result, TransportError):
+                result.close("another agent has taken the place of this one")
+            return
         if isinstance(result, TransportError):
             _log.warning("casts bypass host %d: %s", rank, result)
             del self._to_hosts[rank]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from monarch_hpc.agent.casts.tree import TreeRoutes, branches, contains, narrow
@@ -42,7 +43,8 @@ class HostQuestions:
         rank: rank of this host.
         fanout: config key `transport.cast_fanout`.
         usable: tells whether the agent of a host can be reached, as far as is known.
-        own: reads this host's rows; None if they cannot be read.
+        own: reads this host's rows, up to a number of bytes of rows of the past, and passes them on, at once or later;
+            None if they cannot be read.
         max_answer_bytes: config key `telemetry.max_answer_bytes`.
     """
 
@@ -53,7 +55,7 @@ class HostQuestions:
         fanout: int,
         usable: Callable[[int], bool],
         carrier: QuestionCarrier,
-        own: Callable[[AskHosts], Portion | None],
+        own: Callable[[AskHosts, int, Callable[[Portion | None], None]], None],
         max_answer_bytes: int,
     ) -> None:
         self._rank = rank
@@ -62,6 +64,7 @@ class HostQuestions:
         self._routes = TreeRoutes(num_hosts, usable)
         self._carrier = carrier
         self._own = own
+        self._max_own_bytes = max_answer_bytes // num_hosts
         self._open: OpenQuestions[int] = OpenQuestions(carrier.later, max_answer_bytes)
         self._names: dict[int, str] = {}
 
@@ -88,19 +91,27 @@ class HostQuestions:
                 )
             else:
                 missing += self._sources(some)
-        own = self._own(question) if contains(hosts, self._rank) else None
-        if own is None:
-            missing += self._sources(narrow(hosts, (self._rank, self._rank + 1), _ROOT, self._num_hosts))
+        asked = {rank: self._sources(part.hosts) for rank, part in routes.items()}
+        if contains(hosts, self._rank):
+            asked[self._rank] = self._sources([(self._rank, self._rank + 1)])
         ticket = self._open.begin(
             reply,
             question.timeout_s,
-            [] if own is None else [own],
+            [],
             missing,
-            {rank: self._sources(asked.hosts) for rank, asked in routes.items()},
+            asked,
             lambda answer: reply(answer.rows(question.ticket)),
         )
-        for rank, asked in routes.items():
-            self._carrier.ask_host(rank, replace(asked, ticket=ticket))
+        for rank, part in routes.items():
+            self._carrier.ask_host(rank, replace(part, ticket=ticket))
+        if self._rank in asked:
+            self._own(question, self._max_own_bytes, partial(self._take_own, ticket))
+
+    def _take_own(self, ticket: int, portion: Portion | None) -> None:
+        if portion is None:
+            self._open.give_up(self._rank, ticket)
+        else:
+            self._open.take(self._rank, Rows(ticket, [portion], [], []))
 
     def on_rows(self, rank: int, rows: Rows) -> None:
         """Handle the answer of another agent."""
@@ -114,6 +125,10 @@ class HostQuestions:
         """Handle the loss of an agent: later questions take another route to the hosts behind it."""
         self._routes.lose(rank)
         self._open.lose(rank)
+
+    def on_host_back(self, rank: int) -> None:
+        """Ask a host again that was lost: it has another agent."""
+        self._routes.find(rank)
 
     def on_host_cut(self, rank: int) -> None:
         """Handle a broken channel to an agent."""

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from monarch_hpc.agent.casts.ended_lives import EndedLives
 from monarch_hpc.agent.casts.open_cast import Branch, OpenCastState
 from monarch_hpc.agent.casts.reduction import Reduction
 from monarch_hpc.agent.casts.tree import TreeRoutes, branches, contains, narrow, position_of
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.wire.casts import (
@@ -80,6 +82,14 @@ class Carrier(Protocol[U_contra]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """A proc of this host, and the number of earlier procs of its rank."""
+
+    incarnation: int
+    restarts: int
+
+
 class Router(Generic[U]):
     """One agent's part in all casts. All methods must be called on the engine's driver.
 
@@ -107,9 +117,8 @@ class Router(Generic[U]):
         self._routes = TreeRoutes(num_hosts, usable)
         self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of the last cast forwarded
         self._open_casts: dict[tuple[int, int], OpenCastState[U]] = {}
-        self._procs: dict[tuple[str, int], dict[int, int]] = {}  # run and mesh -> rank -> incarnation
-        self._replacing: dict[tuple[str, int], set[int]] = {}  # run and mesh -> ranks of procs that casts do not reach
-        self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_MAX_REMEMBERED)  # run and mesh -> rank -> cause
+        self._procs: dict[tuple[str, int], dict[int, _Life]] = {}  # run and mesh -> rank
+        self._ended: Recent[tuple[str, int], EndedLives] = Recent(_MAX_REMEMBERED)  # run and mesh
         self._targets: dict[bytes, Target] = {}
         self._outgoing: dict[U, list[Note]] = {}
 
@@ -120,30 +129,24 @@ class Router(Generic[U]):
 
     # ---- procs of this host ----
 
-    def on_proc(self, run: str, mesh: int, rank: int, incarnation: int, *, replaces: bool) -> None:
+    def on_proc(self, run: str, mesh: int, rank: int, incarnation: int, restarts: int = 0) -> None:
         """Add a proc that is ready.
 
-        Casts do not reach a proc that *replaces* another, on this host or on another: they name ranks, and may be meant
-        for the other, whose host answers for it. Senders that know of the replacement send no casts to the mesh.
+        Args:
+            restarts: the number of earlier procs of its rank. A cast names, for each rank, the life that it is for: it
+                does not reach another one, and the host of that life answers for it.
         """
-        if replaces:
-            self._replacing.setdefault((run, mesh), set()).add(rank)
-            return
-        self._procs.setdefault((run, mesh), {})[rank] = incarnation
+        self._procs.setdefault((run, mesh), {})[rank] = _Life(incarnation, restarts)
 
     def on_proc_ended(self, run: str, mesh: int, rank: int, cause: str) -> None:
         """Handle the end of a proc: its missing answers become errors."""
-        replacing = self._replacing.get((run, mesh), set())
-        if rank in replacing:
-            replacing.remove(rank)
-            return
         live = self._procs.get((run, mesh), {})
-        incarnation = live.pop(rank, None)
+        life = live.pop(rank, None)
         if not live:
             self._procs.pop((run, mesh), None)
-        self._ended.setdefault((run, mesh), {})[rank] = cause
-        if incarnation is not None:
-            self._give_up_proc(incarnation, NoteKind.DIED, cause)
+        self._ended.setdefault((run, mesh), EndedLives()).add(rank, 0 if life is None else life.restarts, cause)
+        if life is not None:
+            self._give_up_proc(life.incarnation, NoteKind.DIED, cause)
 
     def on_proc_silent(self, incarnation: int, cause: str) -> None:
         """Handle the loss of the channel to a proc that may be alive."""
@@ -154,8 +157,6 @@ class Router(Generic[U]):
         self._last.pop(run, None)
         for place in [place for place in self._procs if place[0] == run]:
             del self._procs[place]
-        for place in [place for place in self._replacing if place[0] == run]:
-            del self._replacing[place]
         for place in [place for place in self._ended if place[0] == run]:
             self._ended.forget(place)
 
@@ -212,17 +213,16 @@ class Router(Generic[U]):
     def _deliver(self, key: tuple[int, int], state: OpenCastState[U], cast: Cast, target: Target) -> None:
         place = target.run, target.mesh
         local = pack_cast(dataclasses.replace(cast, hosts=()))
-        for rank, incarnation in self._procs.get(place, {}).items():
+        for rank, life in self._procs.get(place, {}).items():
             at = target.place_of(rank)
-            if at is not None:
-                state.places[incarnation] = at
-                self._carrier.to_proc(incarnation, local)
+            if at is not None and life.restarts == target.lives.get(rank, 0):
+                state.places[life.incarnation] = at
+                self._carrier.to_proc(life.incarnation, local)
         if cast.answered:
             state.unanswered.update(state.places)
-            for rank, cause in (self._ended.get(place) or {}).items():
-                at = target.place_of(rank)
-                if at is not None:
-                    self._add(state, Note(NoteKind.DIED, *key, at, cause.encode()))
+            ended = self._ended.get(place)
+            for at, cause in ended.causes(target) if ended is not None else ():
+                self._add(state, Note(NoteKind.DIED, *key, at, cause.encode()))
         state.unhandled.update(state.places)
         if state.reduction is not None:
             state.reduction.procs.update(state.places)
@@ -287,6 +287,10 @@ class Router(Generic[U]):
         """Handle the loss of an agent: other hosts take its place in the tree."""
         self._routes.lose(rank)
         self.on_host_cut(rank, cause)
+
+    def on_host_back(self, rank: int) -> None:
+        """Use a host again that was lost: it has another agent."""
+        self._routes.find(rank)
 
     def on_host_cut(self, rank: int, cause: str) -> None:
         """Handle a broken channel to an agent: the casts in flight there fail."""

@@ -89,3 +89,7 @@ class TreeRoutes:
         self._lost.add(rank)
         for key in [key for key, chosen in self._chosen.items() if chosen == rank]:
             del self._chosen[key]
+
+    def find(self, rank: int) -> None:
+        """Use a host again that was lost. Pieces that others have taken over stay with them."""
+        self._lost.discard(rank)

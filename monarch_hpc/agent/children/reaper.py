@@ -20,10 +20,13 @@ class Reaper:
 
     Args:
         num_oom_kills: reads the control group's counter of OOM kills.
+
+    Attributes:
+        engine: calls back.
     """
 
     def __init__(self, engine: Engine, num_oom_kills: Callable[[], int]) -> None:
-        self._engine = engine
+        self.engine = engine
         self._num_oom_kills = num_oom_kills
         self._seen_oom_kills = num_oom_kills()
         self._watched: dict[int, tuple[int, Callable[[Exit], None]]] = {}  # pid -> pidfd, callback
@@ -41,13 +44,13 @@ class Reaper:
         """
         pidfd = os.pidfd_open(pid)
         self._watched[pid] = (pidfd, ended)
-        self._engine.watch(pidfd, lambda _mask: self._reap(pid))
+        self.engine.watch(pidfd, lambda _mask: self._reap(pid))
 
     def close(self) -> None:
         """Stop watching."""
         self._timer.cancel()
         for pidfd, _ in self._watched.values():
-            self._engine.unwatch(pidfd)
+            self.engine.unwatch(pidfd)
             os.close(pidfd)
         self._watched.clear()
 
@@ -60,7 +63,7 @@ class Reaper:
             os.killpg(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED)
         pidfd, ended = self._watched.pop(pid)
-        self._engine.unwatch(pidfd)
+        self.engine.unwatch(pidfd)
         os.close(pidfd)
         if found.si_code == os.CLD_EXITED:
             ended(Exit(found.si_status, None))
@@ -73,7 +76,7 @@ class Reaper:
 
     def _collect(self) -> None:
         """Reap orphans; once a second is enough for zombies."""
-        self._timer = self._engine.call_later(_COLLECT_S, self._collect)
+        self._timer = self.engine.call_later(_COLLECT_S, self._collect)
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if found.si_pid in self._watched:

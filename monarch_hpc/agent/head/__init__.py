@@ -1,1 +1,1 @@
-"""The allocation's head, on its first host: roster of agents, runs, questions, and routing of control messages."""
+"""The allocation's head, on one of its hosts: roster of agents, runs, questions, and routing of control messages."""

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from monarch_hpc.agent.head.hosts.losses import AskSlurm
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.state import HeadState
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.wire.control.allocation import ShutDown
+from monarch_hpc.wire.control.allocation import AllocationEnds
 from monarch_hpc.wire.control.deadline import (
     SIGTERM,
     TIME_LIMIT,
@@ -63,7 +65,8 @@ class HeadDeadline:
         peers: their links.
         clock: monotonic time in seconds.
         later: runs a callback after a delay in seconds.
-        end: ends the allocation's agents, whose procs have the given number of seconds.
+        end: ends the allocation's agents, whose procs have the given number of seconds, because of the given death.
+        ask: asks Slurm why it ends the job.
         notice_s: config key `slurm.notice_s`.
         now_s: the time of day, in seconds since the epoch.
     """
@@ -74,7 +77,8 @@ class HeadDeadline:
         peers: HeadPeers,
         clock: Callable[[], float],
         later: Later,
-        end: Callable[[float], None],
+        end: Callable[[float, Death | None], None],
+        ask: AskSlurm,
         notice_s: float,
         now_s: Callable[[], float] = time.time,
     ) -> None:
@@ -83,6 +87,9 @@ class HeadDeadline:
         self._state = state
         self._peers = peers
         self._end = end
+        self._ask = ask
+        self._why: Death | None = None
+        self._answered = False
         self._now_s = now_s
         self._longest_notice_s = notice_s
         self._settled = False
@@ -128,17 +135,24 @@ class HeadDeadline:
         if not known and self._awaiting:
             _log.info("SIGTERM: programs have %.0f s to handle it", grace_s - reserve_s)
             self._give_notice(grace_s - reserve_s, SIGTERM)
-        self._later(grace_s - reserve_s, lambda: self._end(stop_s))
+        if known:
+            self._why = Death(DeathKind.TIME_LIMIT, "the job reaches its time limit")
+        self._later(grace_s - reserve_s, lambda: self._finish(stop_s))
+        self._ask("", self._on_why)
+
+    def _on_why(self, death: Death | None) -> None:
+        """Slurm has said why it ends the job, or will not."""
+        self._why, self._answered = death or self._why, True
         self._end_if_handled()
 
-    def on_agent(self, agent: Link, stop_s: float) -> None:
-        """An agent got SIGTERM: it ends alone, unless the head gets one, too, and ends all agents together."""
+    def on_agent(self, dismiss: Callable[[], None]) -> None:
+        """An agent got SIGTERM: *dismiss* it, unless the head gets one, too, and ends all agents together."""
 
-        def dismiss() -> None:
+        def dismiss_alone() -> None:
             if self._ending_s is None:
-                agent.send(ShutDown(stop_s))
+                dismiss()
 
-        self._later(_ALONE_S, dismiss)
+        self._later(_ALONE_S, dismiss_alone)
 
     # ---- programs ----
 
@@ -200,5 +214,11 @@ class HeadDeadline:
             link.send(DeadlineNear(left_s, cause))
 
     def _end_if_handled(self) -> None:
-        if self._ending_s is not None and not self._busy:
-            self._end(self._ending_s)
+        if self._ending_s is not None and self._answered and not self._busy:
+            self._finish(self._ending_s)
+
+    def _finish(self, stop_s: float) -> None:
+        if self._why is not None and self._state.shutting_down is None:
+            for link in self._members():
+                link.send(AllocationEnds(self._why.kind.value, self._why.cause))
+        self._end(stop_s, self._why)

@@ -6,6 +6,7 @@ A *peer* is the head's number of a link, which is never given to another one.
 from __future__ import annotations
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import DeathKind
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.output import LogsSet, Output
@@ -23,6 +24,9 @@ __all__ = [
     "HostGone",
     "HostJoined",
     "HostLifeChanged",
+    "HostLossExplained",
+    "HostMissed",
+    "HostReturnChanged",
     "MeshLeftHost",
     "MeshReport",
     "MeshRequested",
@@ -61,6 +65,33 @@ class HostGone:
     """A host is lost, with all its procs."""
 
     rank: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostLossExplained:
+    """The cause of a `HostGone` is known, as far as it will be; programs are told."""
+
+    rank: int
+    name: str
+    kind: DeathKind
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostMissed:
+    """A host of the head before has not joined this one."""
+
+    entry: HostEntry
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostReturnChanged:
+    """The return of a lost host: *what* is done for it, or that it was given up if that is empty; and why."""
+
+    rank: int
+    what: str
     cause: str
 
 
@@ -164,14 +195,20 @@ class ProcStopped:
 
 @dataclass(frozen=True, slots=True)
 class ProcGone:
-    """A proc has ended, or could not be started."""
+    """A proc has ended, or could not be started; *expected* if it was asked to end."""
 
     proc: ProcKey
+    kind: DeathKind = DeathKind.UNKNOWN
+    cause: str = ""
+    expected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownBegan:
-    """All agents are told to end."""
+    """All agents are told to end, and why, if it is for another reason than that somebody asked for it."""
+
+    kind: DeathKind = DeathKind.STOPPED
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +222,10 @@ class HostEmptied:
 Event = (
     HostJoined
     | HostLifeChanged
+    | HostMissed
     | HostGone
+    | HostLossExplained
+    | HostReturnChanged
     | DeadlinePassed
     | RunAttached
     | PeerEnteredRun
@@ -215,8 +255,10 @@ def of_report(message: MeshReport) -> Event | None:
             return ProcStarted(message.proc)
         case ProcLife():
             return ProcStopped(message.proc, message.life == Liveness.SUSPECT.value)
-        case SpawnFailed() | ProcEnded():
-            return ProcGone(message.proc)
+        case SpawnFailed():
+            return ProcGone(message.proc, cause=message.cause)
+        case ProcEnded():
+            return ProcGone(message.proc, DeathKind.parse(message.kind), message.cause, message.expected)
         case ProcsStopped():
             return MeshLeftHost(message.run, message.mesh, message.host)
         case _:

@@ -11,20 +11,25 @@ from functools import partial
 
 from monarch_hpc.agent.head import events
 from monarch_hpc.agent.head.deadline import HeadDeadline, Later
-from monarch_hpc.agent.head.departures import Departures
+from monarch_hpc.agent.head.held import HeldRuns
+from monarch_hpc.agent.head.hosts.departures import Departures
+from monarch_hpc.agent.head.hosts.losses import AskSlurm, HostLosses, no_answer
+from monarch_hpc.agent.head.hosts.returns import HostReturns
+from monarch_hpc.agent.head.hosts.roster import HostRoster, HostSlot
+from monarch_hpc.agent.head.inheritance import Inheritance
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.questions import HeadQuestions
-from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links, problem_of_run
-from monarch_hpc.agent.head.roster import HostRoster, HostSlot
-from monarch_hpc.agent.head.runs import OpenWitness, RunPeers, report
+from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links
+from monarch_hpc.agent.head.runs import OpenWitness, RunPeers, opened, problem_of_mesh, refusal, report
 from monarch_hpc.agent.head.state import HeadState, RunState, apply
+from monarch_hpc.core.ids import first_member
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.telemetry.clock import realtime_ns
 from monarch_hpc.wire.control.allocation import (
     DrainHost,
     FreeHosts,
-    HostEnded,
     HostEntry,
     Join,
     Roster,
@@ -32,6 +37,7 @@ from monarch_hpc.wire.control.allocation import (
     ShutDownDone,
     Status,
 )
+from monarch_hpc.wire.control.clocks import AskClock, ClockTold
 from monarch_hpc.wire.control.deadline import AwaitDeadline, DeadlineMet, SetJobEnd, Terminated
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
@@ -46,7 +52,7 @@ from monarch_hpc.wire.control.procs import (
 )
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused, refuse
-from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.control.runs import TAKEN_OVER, CloseRun, OpenRun, Recording, RunClosed, RunLinks
 from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Head"]
@@ -65,15 +71,14 @@ class Head:
 
     Args:
         num_hosts: number of agents expected.
-        clock: monotonic time in seconds.
-        later: runs a callback after a delay in seconds.
+        clock, later: monotonic time in seconds; runs a callback after a delay in seconds.
         stop_s: seconds between SIGTERM and SIGKILL of procs whose controller is gone.
         changed: called with the usable hosts and the missing ones, once all have joined or the deadline has passed.
         ended: called once shutdown is complete and has been reported.
-        open_witness: see `telemetry.observer`.
-        max_answer_bytes: config key `telemetry.max_answer_bytes`.
-        notice_s: config key `slurm.notice_s`.
+        open_witness, ask_slurm: see `telemetry.observer` and `agent.head.hosts.losses`.
+        max_answer_bytes, notice_s: config keys `telemetry.max_answer_bytes` and `slurm.notice_s`.
         journal: called with each event after it has changed `state`.
+        rank, term: rank of the head's host, and number of its term.
     """
 
     def __init__(
@@ -88,26 +93,34 @@ class Head:
         max_answer_bytes: int,
         notice_s: float,
         journal: Callable[[events.Event], None] = lambda _event: None,
+        ask_slurm: AskSlurm = no_answer,
+        *,
+        rank: int = 0,
+        term: int = 1,
     ) -> None:
-        self._clock = clock
-        self._later = later
-        self._stop_s = stop_s
-        self._changed = changed
+        self._clock, self._later = clock, later
+        self._stop_s, self._changed = stop_s, changed
         self._open_witness = open_witness
         self._journal = journal
-        self.state = HeadState(HostRoster(num_hosts))
+        self.state = HeadState(HostRoster(num_hosts), rank=rank, term=term, num_attached=first_member(term))
         self._run_peers: dict[str, RunPeers] = {}
         self._peers = HeadPeers()
         self._questions = HeadQuestions(self.state, self._peers, self._run_peers, later, max_answer_bytes)
         self.idle_left_s = -1.0  # see `StatusReport`
         self._departures = Departures(self.state, self._apply, self._send, later, self._announce, ended)
-        self.deadline = HeadDeadline(
-            self.state, self._peers, clock, later, partial(self.shut_down, requester=None), notice_s
+        self._losses = losses = HostLosses(self.state, self._peers, self._apply, ask_slurm)
+        self.inheritance = Inheritance(
+            self.state, self._peers, self._apply, self._send, self._to_controller, losses.explain, stop_s
         )
+        self.returns = HostReturns(self.state, self._peers, self._apply, clock, later)
+        end = self._departures.shut_down
+        self.deadline = HeadDeadline(self.state, self._peers, clock, later, end, ask_slurm, notice_s)
+        self._held = HeldRuns(self.state, self._peers, later, self._close, self._send, self._questions.ask, stop_s)
 
     def _apply(self, event: events.Event) -> None:
         apply(self.state, event)
         self._journal(event)
+        self.returns.on_event(event)
 
     # ---- agents ----
 
@@ -121,6 +134,7 @@ class Head:
         if join.problem:
             _log.warning("%s: %s", join.host.name, join.problem)
         self._apply(events.HostJoined(self._peers.add(link), join.host, join.problem))
+        self.inheritance.resume()
         self._announce()
 
     def on_bootstrap_deadline(self) -> None:
@@ -131,8 +145,7 @@ class Head:
 
     def on_life(self, link: Link, life: Liveness) -> None:
         """Record the liveness of an agent."""
-        slot = self._slot(link)
-        if slot is not None:
+        if (slot := self._slot(link)) is not None:
             self._apply(events.HostLifeChanged(slot.entry.rank, life))
 
     def on_agent(self, link: Link, message: Message) -> None:
@@ -143,19 +156,23 @@ class Head:
         match message:
             case Rows():
                 self._questions.take(link, message)
+            case AskClock():
+                link.send(ClockTold(message.ticket, realtime_ns()))
             case RunClosed():
                 self._closed_on(message.run, slot.entry.rank)
             case ShutDownDone():
                 self._departures.note(slot.entry.rank, message.left)
                 if self.state.shutting_down is None:
                     link.close("it was told to leave")
-            case ProcReady() | ProcLife() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output() | LogsSet():
+            case ProcReady() | ProcLife() | SpawnFailed() | ProcsStopped() | Output() | LogsSet():
                 self._to_controller(message)
+            case ProcEnded():
+                self._losses.explain_proc(slot.entry.name, message, self._to_controller)
             case Refused():
                 self._questions.take(link, message)
                 self._to_controller(message)
             case Terminated():
-                self.deadline.on_agent(link, self._stop_s)
+                self.deadline.on_agent(partial(self._losses.dismiss, slot, link, self._stop_s))
             case _:
                 _log.warning("%s sent %s, which the head does not handle", slot.entry.name, type(message).__name__)
 
@@ -165,14 +182,13 @@ class Head:
         self._peers.forget(link)
         if slot is None:
             return None
-        rank, runs = slot.entry.rank, dict(self.state.runs)
+        rank, runs, life = slot.entry.rank, dict(self.state.runs), slot.life
         self._apply(events.HostGone(rank, cause))
         self._questions.lose(link)
         if self.state.shutting_down is None:
             _log.warning("lost %s: %s", slot.entry.name, cause)
+        self._losses.explain(slot, cause, life, runs)
         for name, run in runs.items():
-            for member in self._peers.of(run.members):
-                member.send(HostEnded(name, rank, cause))
             self._report_if_closed(name, run)
         self._departures.lose(rank, slot.entry.name)
         return rank
@@ -184,6 +200,8 @@ class Head:
         match message:
             case OpenRun():
                 self._open(link, message)
+            case SpawnProcs() | StopProcs() if self.inheritance.holds(message, partial(self.on_client, link, message)):
+                pass
             case SpawnProcs():
                 self._spawn(link, message)
             case StopProcs():
@@ -233,20 +251,14 @@ class Head:
             peer = self._peers.number(link)
             self._run_peers[name].forget(link)
             self._apply(events.PeerLeftRun(name, peer))
-            if peer == run.owner:
-                _log.info("run %s: its controller is gone: %s", name, cause)
-                self._close(name, -1)
-                continue
-            for number, mesh in run.meshes.items():
-                if mesh.peer == peer:
-                    self._send(mesh.hosts, StopProcs(name, number, sorted(mesh.hosts), self._stop_s))
+            self._held.lose(name, run, peer, cause)
             if run.owner is None and not run.members:
                 self._later(_ORPHAN_S, partial(self._close_orphan, name, run))
         self._peers.forget(link)
 
     def shut_down(self, grace_s: float, requester: Link | None) -> None:
         """End all procs; report to *requester* the number of processes left by host, -1 where it is unknown."""
-        self._departures.shut_down(grace_s, requester)
+        self._departures.shut_down(grace_s, requester=requester)
 
     @property
     def num_programs(self) -> int:
@@ -260,43 +272,35 @@ class Head:
     # ---- runs ----
 
     def _open(self, link: Link, message: OpenRun) -> None:
-        run, problem = self.state.runs.get(message.run), problem_of_run(message.run)
-        if self.state.shutting_down is not None:
-            problem = "the allocation is being released"
-        elif run is not None and run.closing is not None:
-            problem = f"run {message.run} is over"
-        if problem:
+        run = self.state.runs.get(message.run)
+        if problem := refusal(self.state, message) or self._held.problem_of(message, run):
             link.send(refuse(message, problem))
             return
         peer = self._peers.add(link)
+        superseded = self._held.superseded(run, message, peer)
         if run is None:
             self._run_peers[message.run] = RunPeers(message.run, self._clock(), self._open_witness)
-        elif message.owner and run.owner not in (None, peer):
-            # It may only be cut off, and would otherwise resume control when it reconnects. The later owner wins.
-            for member in self._peers.of(run.members):
-                member.close(f"another controller has taken over run {message.run}")
         self._apply(events.RunAttached(peer, message, self._clock()))
+        for member in superseded:
+            member.close(f"{TAKEN_OVER} {message.run}")
         if message.owner:
             self._run_peers[message.run].on_owner(link)
         self.deadline.report(link)  # first: an open run knows its time
-        state = self.state
-        link.send(RunOpened(message.run, state.runs[message.run].epoch, state.num_attached, state.roster.hosts()))
+        link.send(opened(self.state, message))
+        self.inheritance.reopen(peer, message)
+        self._held.hand_over(link, message)
 
     def _spawn(self, link: Link, message: SpawnProcs) -> None:
         if problem := problem_of(message):
             link.send(refuse(message, problem))
             return
         run, roster = self.state.runs.get(message.run), self.state.roster
-        is_open = run is not None and self._is_member(link, run) and run.closing is None
-        problem = "" if is_open else "the run is over"
-        if run is not None and (message.mesh in run.meshes) is not (message.restarts > 0):
-            known = "exists already" if message.mesh in run.meshes else "does not exist"
-            problem = f"mesh {message.mesh} {known} in this run"
+        problem = problem_of_mesh(run, message, member=run is not None and self._is_member(link, run))
         present = {rank for rank in message.hosts if not problem and roster.usable(rank)}
-        for rank, first in zip(message.hosts, message.first_rank, strict=True):
+        for rank in message.hosts:
             if rank not in present:
                 cause = problem or roster.absence(rank)
-                for mesh_rank in range(first, first + message.per_host):
+                for mesh_rank in message.ranks_on(rank):
                     link.send(SpawnFailed(ProcKey(message.run, message.mesh, mesh_rank, rank), cause, []))
         if not problem:
             self._apply(events.MeshRequested(message.run, message.mesh, self._peers.add(link), tuple(sorted(present))))
@@ -327,8 +331,7 @@ class Head:
                 self._closed_on(name, rank)
 
     def _closed_on(self, name: str, rank: int) -> None:
-        run = self.state.runs.get(name)
-        if run is not None:
+        if (run := self.state.runs.get(name)) is not None:
             self._apply(events.RunLeftHost(name, rank))
             self._report_if_closed(name, run)
 
@@ -354,7 +357,11 @@ class Head:
 
     def _to_controller(self, message: events.MeshReport) -> None:
         mesh = self.state.mesh(message.run, message.mesh)
-        link = None if mesh is None else self._peers.links.get(mesh.peer)
+        if mesh is None:
+            self.inheritance.keep(message)
+            return
+        link = self._peers.links.get(mesh.peer)
+        self._held.note(message)
         if (event := events.of_report(message)) is not None:
             self._apply(event)
         if link is None:
@@ -382,10 +389,9 @@ class Head:
             link.send(message)
 
     def _announce(self) -> None:
-        roster = self.state.roster
-        missing = roster.missing()
+        roster, missing = self.state.roster, self.state.roster.missing()
         if missing and not self.state.past_deadline:
             return
         hosts = roster.connected()
-        self._changed(hosts, missing)
         self._send([host.rank for host in hosts], Roster(hosts))
+        self._changed(hosts, missing)

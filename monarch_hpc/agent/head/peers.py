@@ -41,6 +41,10 @@ class HeadPeers:
         """The links with these numbers."""
         return [self._links[number] for number in numbers]
 
+    def known(self, numbers: Iterable[int]) -> list[Link]:
+        """The links with these numbers that have not ended."""
+        return [self._links[number] for number in numbers if number in self._links]
+
     def forget(self, link: Link) -> None:
         """Remove a link that has ended."""
         self._links.pop(self._numbers.pop(link, NO_PEER), None)

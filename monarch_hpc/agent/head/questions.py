@@ -53,7 +53,7 @@ class HeadQuestions:
         programs = list(asked)
         # On a host with a problem no proc can be.
         slots = {slot.entry.rank: slot for slot in self._state.roster.all() if not slot.problem}
-        root = slots[0].peer if 0 in slots else None
+        root = slots[self._state.rank].peer if self._state.rank in slots else None
         on_tree = [rank for rank, slot in slots.items() if root is not None and slot.peer is not None]
         if root is not None:
             asked[self._peers.links[root]] = [f"host {slots[rank].entry.name}" for rank in on_tree]

@@ -10,9 +10,10 @@ from monarch_hpc.core.ids import MAX_RUN_CHARS
 from monarch_hpc.core.process.words import is_word
 from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST, SpawnProcs
 from monarch_hpc.wire.control.questions import Ask
+from monarch_hpc.wire.control.runs import OpenRun
 from monarch_hpc.wire.tables.catalog import TABLES
 
-__all__ = ["problem_of", "problem_of_links", "problem_of_question", "problem_of_run"]
+__all__ = ["problem_of", "problem_of_links", "problem_of_opening", "problem_of_question", "problem_of_run"]
 
 _MAX_BITS = 63
 """Maximum size of mesh numbers and ranks: frames and records carry them in fields of 64 bits."""
@@ -33,6 +34,14 @@ def problem_of_run(run: str) -> str:
         if _RUN.fullmatch(run)
         else f"run {run!r:.80}: 1 to {MAX_RUN_CHARS} letters, digits, '.', '_' or '-' name a run"
     )
+
+
+def problem_of_opening(opened: OpenRun) -> str:
+    """Return why a run cannot be opened; empty if it can."""
+    for mesh in opened.meshes:
+        if len(mesh) < 2 or min(mesh) < 0 or mesh[0].bit_length() > _MAX_BITS:
+            return f"a mesh has a number and hosts, not {mesh!s:.80}"
+    return problem_of_run(opened.run)
 
 
 def problem_of_links(links: Iterable[Mapping[str, object]]) -> str:
@@ -67,6 +76,10 @@ def _problem_of_ranks(order: SpawnProcs) -> str:
     overlap = any(second - first < order.per_host for first, second in itertools.pairwise(firsts))
     if overlap or firsts[0] < 0 or firsts[-1] + order.per_host > order.num_ranks:
         return f"first ranks {order.first_rank!s:.80} do not fit {order.per_host} procs each, of {order.num_ranks}"
+    if order.ranks and not all(order.ranks_on(host) for host in order.hosts):
+        return f"a host has none of the ranks {order.ranks!s:.80} to start"
+    if order.ranks and order.mpi:
+        return "procs for MPI start together, as the tasks of one step"
     return ""
 
 

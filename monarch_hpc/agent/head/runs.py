@@ -6,19 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 
 from monarch_hpc.agent.head.link import Link
-from monarch_hpc.agent.head.state import HeadState
+from monarch_hpc.agent.head.request_checks import problem_of_opening
+from monarch_hpc.agent.head.state import HeadState, RunState
 from monarch_hpc.agent.output.rate_limit import TokenBucket, cost_bytes
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.observer import Witness
 from monarch_hpc.wire.control.allocation import StatusReport
 from monarch_hpc.wire.control.output import Output
-from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed
+from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed, SpawnProcs
 from monarch_hpc.wire.control.questions import Ask, Portion
-from monarch_hpc.wire.control.runs import Recording, RunLinks
+from monarch_hpc.wire.control.runs import OpenRun, Recording, RunLinks, RunOpened
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.tables.answer import answer
 
-__all__ = ["OpenWitness", "RunPeers", "report"]
+__all__ = ["OpenWitness", "RunPeers", "opened", "problem_of_mesh", "refusal", "report"]
 
 OpenWitness = Callable[[Recording], Witness | None]
 
@@ -120,6 +121,32 @@ class RunPeers:
         ]
 
 
+def refusal(state: HeadState, message: OpenRun) -> str:
+    """Return why a run cannot be opened, or attached to; empty if it can."""
+    run = state.runs.get(message.run)
+    if state.shutting_down is not None:
+        return "the allocation is being released"
+    if run is not None and run.closing is not None:
+        return f"run {message.run} is over"
+    return problem_of_opening(message)
+
+
+def problem_of_mesh(run: RunState | None, order: SpawnProcs, *, member: bool) -> str:
+    """Return why procs cannot be started in a run; empty if they can. *member*: its sender is a member of the run."""
+    if run is None or not member or run.closing is not None:
+        return "the run is over"
+    if run.has_mesh(order.mesh) is (order.restarts > 0 or order.again):
+        return ""
+    known = "exists already" if run.has_mesh(order.mesh) else "does not exist"
+    return f"mesh {order.mesh} {known} in this run"
+
+
+def opened(state: HeadState, message: OpenRun) -> RunOpened:
+    """Return the answer to the last peer that opened a run, or attached to it."""
+    member = message.member or state.num_attached
+    return RunOpened(message.run, state.runs[message.run].epoch, member, state.roster.hosts())
+
+
 def report(
     state: HeadState, links: Mapping[int, Link], peers: Mapping[str, RunPeers], now_s: float, idle_left_s: float
 ) -> StatusReport:
@@ -134,9 +161,12 @@ def report(
         {
             "rank": slot.entry.rank,
             "name": slot.entry.name,
+            "group": slot.entry.group,
+            "head": slot.entry.rank == state.rank,
             "state": "lost" if slot.peer is None else slot.life.value,
             "problem": slot.problem or slot.cause,
             "drained": slot.drained,
+            "returning": slot.returning,
             "cpus": len(slot.entry.cpus),
             "gpus": slot.entry.gpus,
             "memory_bytes": slot.entry.memory_bytes,
@@ -167,8 +197,15 @@ def report(
                 for rank in sorted(mesh.suspect)
             ],
             "links": [link for reported in peers[name].links.values() for link in reported],
-            "state": "running" if run.closing is None else "closing",
+            "state": _state_of(run),
+            "epoch": run.epoch,
         }
         for name, run in state.runs.items()
     ]
     return StatusReport(hosts, documents, idle_left_s)
+
+
+def _state_of(run: RunState) -> str:
+    if run.closing is not None:
+        return "closing"
+    return "held" if run.owner is not None and run.owner not in run.members else "running"

@@ -16,6 +16,9 @@ from monarch_hpc.agent.head.events import (
     HostGone,
     HostJoined,
     HostLifeChanged,
+    HostLossExplained,
+    HostMissed,
+    HostReturnChanged,
     MeshLeftHost,
     MeshRequested,
     PeerEnteredRun,
@@ -28,7 +31,7 @@ from monarch_hpc.agent.head.events import (
     RunStopping,
     ShutdownBegan,
 )
-from monarch_hpc.agent.head.roster import HostRoster
+from monarch_hpc.agent.head.hosts.roster import HostRoster
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.runs import OpenRun
 
@@ -63,6 +66,7 @@ class RunState:
         opened: the request of its owner, or of its first member.
         epoch: increases when another owner takes over the run.
         closing: hosts that have not yet reported their procs gone; None while the run is open.
+        emptied: numbers of meshes that have lost all their hosts, and may come back on others.
     """
 
     opened: OpenRun
@@ -72,6 +76,11 @@ class RunState:
     members: list[int] = field(default_factory=list)
     meshes: dict[int, MeshState] = field(default_factory=dict)
     closing: set[int] | None = None
+    emptied: set[int] = field(default_factory=set)
+
+    def has_mesh(self, mesh: int) -> bool:
+        """Tell whether a mesh was requested, and not stopped."""
+        return mesh in self.meshes or mesh in self.emptied
 
 
 @dataclass(slots=True)
@@ -79,7 +88,9 @@ class HeadState:
     """The state of a head.
 
     Attributes:
-        num_attached: number of requests to open or attach to a run.
+        rank: rank of the head's host.
+        term: number of the head's term.
+        num_attached: number of the last member, see `core.ids.first_member`: requests to open or attach to a run.
         past_deadline: whether the head has stopped waiting for agents.
         shutting_down: hosts that have not reported how many processes are left; None before the end.
         left: number of processes left by host, see `HostEmptied`.
@@ -89,6 +100,8 @@ class HeadState:
     runs: dict[str, RunState] = field(default_factory=dict)
     num_attached: int = 0
     past_deadline: bool = False
+    rank: int = 0
+    term: int = 1
     shutting_down: set[int] | None = None
     left: dict[str, int] = field(default_factory=dict)
 
@@ -116,6 +129,12 @@ def apply(state: HeadState, event: Event) -> None:
                 _leave_host(state, name, event.rank)
             if state.shutting_down is not None:
                 state.shutting_down.discard(event.rank)
+        case HostLossExplained():
+            state.roster.explain(event.rank, event.kind, event.cause)
+        case HostMissed():
+            state.roster.miss(event.entry, event.cause)
+        case HostReturnChanged():
+            state.roster.expect(event.rank, event.what)
         case HostDrained():
             state.roster.drain(event.rank, event.reason)
         case HostFreed():
@@ -138,6 +157,7 @@ def apply(state: HeadState, event: Event) -> None:
         case MeshRequested():
             mesh = state.runs[event.run].meshes.setdefault(event.mesh, MeshState(event.peer, set()))
             mesh.hosts.update(event.hosts)
+            state.runs[event.run].emptied.discard(event.mesh)
         case MeshLeftHost():
             _leave_mesh(state, event)
         case ProcStarted() | ProcStopped() | ProcGone():
@@ -155,10 +175,13 @@ def _attach(state: HeadState, event: RunAttached) -> None:
     opened = _shorten(event.opened)
     run = state.runs.get(opened.run)
     if run is None:
-        run = state.runs[opened.run] = RunState(opened, event.time_s, state.num_attached)
+        run = state.runs[opened.run] = RunState(opened, event.time_s, opened.epoch or state.num_attached)
     if opened.owner:
         if run.owner not in (None, event.peer):
             run.epoch = state.num_attached
+        if opened.takes:
+            for mesh in run.meshes.values():
+                mesh.peer = event.peer
         run.owner, run.opened = event.peer, opened
     if event.peer not in run.members:
         run.members.append(event.peer)
@@ -174,6 +197,7 @@ def _empty_host(run: RunState, host: int) -> None:
         mesh.alive = {rank: on for rank, on in mesh.alive.items() if on != host}
         mesh.suspect &= mesh.alive.keys()
         mesh.hosts.discard(host)
+    run.emptied.update(number for number, mesh in run.meshes.items() if not mesh.hosts)
     run.meshes = {number: mesh for number, mesh in run.meshes.items() if mesh.hosts}
 
 

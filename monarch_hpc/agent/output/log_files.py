@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from monarch_hpc.allocation.log_index import append_entry, index_of
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
@@ -23,6 +26,9 @@ _PENDING_BYTES = 8 << 20
 _PACE_S = 0.05
 """Interval between two rounds of writing. Each round opens its files, so that other hosts see the output (NFS shows it
 when a file is closed), and opening costs the metadata server of a parallel file system more than writing."""
+
+_INDEX_S = 1.0
+"""Interval between two entries of a file's index: 16 bytes and one more file to open, once a second at most."""
 
 _ROUND_BYTES = 1 << 20
 """This much queued data is written without waiting for the next round."""
@@ -54,6 +60,7 @@ class LogFiles:
         self._warned = False
         self._made: Recent[Path, bool] = Recent(_KEEP)
         self._lost_bytes: Recent[Path, int] = Recent(_KEEP)
+        self._indexed_s: Recent[Path, float] = Recent(_KEEP)
         self._thread = threading.Thread(target=self._work, name="monarch-logs", daemon=True)
         self._thread.start()
 
@@ -111,20 +118,35 @@ class LogFiles:
     def _write(self, path: Path, data: bytes) -> None:
         if path.parent not in self._made:
             self._made[private_dir(path.parent)] = True
+        is_new = False
         while True:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(descriptor, "ab") as file:
-                room_bytes = self._max_bytes - os.fstat(descriptor).st_size
-                if not self._max_bytes or len(data) <= room_bytes:
-                    file.write(data)
-                    return
-                # The file ends after the line that crosses the limit; where no line ends, after the whole batch.
-                cut = data.find(b"\n", max(room_bytes - 1, 0)) + 1 or len(data)
-                file.write(data[:cut])
-            data = data[cut:]
+                size = os.fstat(descriptor).st_size
+                room_bytes = self._max_bytes - size
+                if not self._max_bytes or is_new or room_bytes > 0:
+                    self._index(path, size)
+                    if not self._max_bytes or len(data) <= room_bytes:
+                        file.write(data)
+                        return
+                    # The file ends after the line that crosses the limit; where no line ends, after the whole batch.
+                    cut = data.find(b"\n", max(room_bytes - 1, 0)) + 1 or len(data)
+                    file.write(data[:cut])
+                    data = data[cut:]
             if not data:
                 return
             self._rotate(path)
+            is_new = True
+
+    def _index(self, path: Path, size: int) -> None:
+        """Note in the index of a proc's file that what follows is written now, unless that was noted lately."""
+        if self._root not in path.parents:
+            return  # each line of the allocation's changes has its time
+        now_s, last_s = time.time(), self._indexed_s.get(path)
+        if last_s is None or not 0 <= now_s - last_s < _INDEX_S:
+            self._indexed_s[path] = now_s
+            with contextlib.suppress(OSError):  # the output is more important
+                append_entry(path, now_s, size)
 
     def _rotate(self, path: Path) -> None:
         """Rotate the file at *path*, and begin a new one."""
@@ -132,6 +154,9 @@ class LogFiles:
         lost_bytes = (self._lost_bytes.get(path) or 0) + (old.stat().st_size if old.exists() else 0)
         self._lost_bytes[path] = lost_bytes
         os.replace(path, old)
+        with contextlib.suppress(OSError):
+            os.replace(index_of(path), index_of(old))
+        self._indexed_s[path] = 0.0
         lost = f"; {lost_bytes} bytes before that were discarded" if lost_bytes else ""
         head = f"[monarch-hpc: earlier output is in {old.name}{lost} (config key 'logs.max_file_bytes')]\n"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -50,6 +50,7 @@ class StepSettings:
         host_names: Slurm's node names by rank.
         flags: the options of the agents' step; an MPI step overrides some.
         environment: the agent's environment.
+        component: of a heterogeneous job, that has this host; -1 in any other.
     """
 
     allocation: str
@@ -63,6 +64,7 @@ class StepSettings:
     host_names: Sequence[str]
     flags: Mapping[str, FlagValue]
     environment: Mapping[str, str]
+    component: int = -1
 
     @classmethod
     def of(
@@ -81,6 +83,7 @@ class StepSettings:
             host_names=args.host_names,
             flags=flags,
             environment=args.environment,
+            component=args.component,
         )
 
 
@@ -205,6 +208,7 @@ class _TaskGathering:
                 "overcommit": order.per_host > settings.num_cpus,
             },
             command,
+            settings.component,
         )
         output_fd = os.memfd_create("step")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from monarch_hpc.agent.output.proc_output import ProcOutput
 from monarch_hpc.core.dataclass import dataclass
@@ -29,6 +30,7 @@ class Proc:
         pid: 0 until the zygote has reported it.
         stop_requested: whether its stop was requested.
         cause: why the agent killed it without a request.
+        own_gpus: the GPUs that are its own, of those that it sees.
         in_step: whether it is a task of a step, see `agent.procs.mpi_step`.
     """
 
@@ -37,6 +39,7 @@ class Proc:
     hello_fd: int
     record_fd: int
     in_step: bool = False
+    own_gpus: Sequence[str] = ()
     deadline: Timer | None = None
     state: ProcState = ProcState.STARTING
     pid: int = 0

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TypeVar
 
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.children.stop_watch import StoppedProcs
@@ -15,20 +16,35 @@ from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc import Proc, ProcState
 from monarch_hpc.agent.procs.records import HostRecords
 from monarch_hpc.agent.procs.refusals import Refusals
+from monarch_hpc.agent.procs.stack_dumps import StackDumps
+from monarch_hpc.agent.questions import PART_OF_WAIT
+from monarch_hpc.agent.resources.gpu_errors import find_gpu_error
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.telemetry.clock import ClockComparison
+from monarch_hpc.telemetry.history import HISTORY
+from monarch_hpc.telemetry.views.flame import without_profile
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import ProcEnded, ProcHello, ProcLife, ProcReady, SpawnFailed
+from monarch_hpc.wire.control.questions import Ask
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.start import STOP_ORDERED
 from monarch_hpc.wire.tables.answer import Sources
 from monarch_hpc.wire.tables.calls import CALLS
+from monarch_hpc.wire.tables.clocks import CLOCKS
+from monarch_hpc.wire.tables.history import RECORDERS
 from monarch_hpc.wire.tables.memory import MEMORY
-from monarch_hpc.wire.tables.procs import PROCS
+from monarch_hpc.wire.tables.procs import PROCS, ProcRow
+from monarch_hpc.wire.tables.profiles import MAX_SECONDS, PROFILES, ProfileRow
+from monarch_hpc.wire.tables.schema import Table
+from monarch_hpc.wire.tables.stacks import STACKS, ThreadStack
 
 __all__ = ["ProcTable"]
+
+R = TypeVar("R")
 
 _MAX_HELLO_BYTES = 64 << 10
 
@@ -39,6 +55,11 @@ class ProcTable:
     Args:
         send: sends a message to the head.
         on_ended: called after a proc has left the table and its end was reported.
+        clock: the comparison of this host's clock with the head's.
+
+    Attributes:
+        ending: why all procs are asked to end, if it is for another reason than that somebody wants it.
+        failed_gpus: GPUs that are not given out again, with the error that a proc wrote.
     """
 
     def __init__(
@@ -49,6 +70,7 @@ class ProcTable:
         reaper: Reaper,
         send: Callable[[Message], None],
         on_ended: Callable[[], None],
+        clock: ClockComparison,
     ) -> None:
         self._engine = engine
         self._steps = steps
@@ -57,8 +79,16 @@ class ProcTable:
         self._on_ended = on_ended
         self._lease = settings.lease
         self._procs: set[Proc] = set()
-        self._records = HostRecords(settings.keep_dead)
+        self._clock = clock
+        self._records = HostRecords(settings.telemetry.keep_dead)
         self._refusals = Refusals(engine, self._procs)
+        # Apart from each other: nobody waits for a stack until a profile is done.
+        self._dumps, self._profiles = (
+            StackDumps(engine, reaper, settings.allocation, settings.rank, lambda: {*reaper.watched, *steps.watched})
+            for _ in range(2)
+        )
+        self.ending: Death | None = None
+        self.failed_gpus: dict[str, str] = {}
         self._stopped_procs = StoppedProcs(engine, settings.heartbeat_s, settings.lease)
 
     def __iter__(self) -> Iterator[Proc]:
@@ -85,7 +115,57 @@ class ProcTable:
             CALLS.name: lambda: self._records.calls(self._procs),
             MEMORY.name: lambda: self._records.memory(self._procs),
             PROCS.name: lambda: self._records.procs(self._procs),
+            CLOCKS.name: lambda: [self._clock.row()],
+            RECORDERS.name: lambda: self._records.recorders(self._procs),
+            **{name: partial(self._records.history, self._procs, name, self._clock) for name in HISTORY},
         }
+
+    def stacks(self, question: Ask, done: Callable[[list[ThreadStack]], None]) -> None:
+        """Read the stacks of the procs that *question* asks for, and pass on their rows: once, when all are read."""
+        native = question.where.get("native") is True
+
+        def read(row: ProcRow, take: Callable[[list[ThreadStack]], None]) -> None:
+            self._dumps.dump(row, question.timeout_s * PART_OF_WAIT, take, native=native)
+
+        self._read_all(STACKS, question, read, done)
+
+    def profiles(self, question: Ask, done: Callable[[list[ProfileRow]], None]) -> None:
+        """Sample the procs that *question* asks for, and pass on their rows: once, when all are sampled."""
+        seconds = question.where.get("seconds", 1)
+        assert isinstance(seconds, int)
+        idle = question.where.get("idle") is True
+
+        def read(row: ProcRow, take: Callable[[list[ProfileRow]], None]) -> None:
+            if 1 <= seconds <= MAX_SECONDS:
+                self._profiles.profile(row, seconds, question.timeout_s * PART_OF_WAIT, take, idle=idle)
+            else:
+                take([without_profile(row, seconds, f"a profile takes 1 to {MAX_SECONDS} s", idle=idle)])
+
+        self._read_all(PROFILES, question, read, done)
+
+    def _read_all(
+        self,
+        table: Table[R],
+        question: Ask,
+        read: Callable[[ProcRow, Callable[[list[R]], None]], None],
+        done: Callable[[list[R]], None],
+    ) -> None:
+        chosen = [row for row in self._records.procs(self._procs) if table.chooses(row, question.where)]
+        left = [row for row in chosen if row.state != "ended"]
+        rows: list[R] = []
+        num_left = len(left)
+
+        def take(some: list[R]) -> None:
+            nonlocal num_left
+            rows.extend(some)
+            num_left -= 1
+            if not num_left:
+                done(rows)
+
+        for row in left:
+            read(row, take)
+        if not left:
+            done(rows)
 
     def close(self) -> None:
         """Free the records of dead procs."""
@@ -189,11 +269,20 @@ class ProcTable:
                 with contextlib.suppress(ProcessLookupError):
                     send(proc.pid, signal.SIGKILL)
 
-    def end(self, proc: Proc, cause: str, last_lines: list[str] | None = None) -> None:
+    def end(
+        self,
+        proc: Proc,
+        cause: str,
+        last_lines: list[str] | None = None,
+        kind: DeathKind = DeathKind.UNKNOWN,
+        *,
+        succeeded: bool = False,
+    ) -> None:
         """Remove and report a proc that has ended, or that failed to start; nothing if it has left already.
 
         Args:
             last_lines: the last lines that it wrote; None for those that the agent has read.
+            succeeded: whether it has ended by itself, with exit code 0.
         """
         if proc not in self._procs:
             return
@@ -210,13 +299,23 @@ class ProcTable:
         if proc.state is ProcState.STARTING:
             self._send(SpawnFailed(proc.start.proc, cause, lines))
         else:
-            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines))
+            if proc.stop_requested:
+                asked = self.ending or Death(DeathKind.STOPPED, cause)
+                kind, cause = asked.kind, asked.cause
+            elif proc.own_gpus and (error := find_gpu_error(lines)):
+                self.failed_gpus |= dict.fromkeys(proc.own_gpus, error)
+                gpus = ", ".join(proc.own_gpus)
+                kind, cause = DeathKind.GPU, f"{cause}; GPU {gpus} failed, and is not given out again: {error}"
+                succeeded = False
+            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines, kind.value, succeeded))
         self._on_ended()
 
     def _on_exit(self, proc: Proc, how: Exit) -> None:
         if proc.hello_fd >= 0:
             self._read_hello(proc)
-        self.end(proc, proc.cause or str(how))
+        death = Death.of_exit(how)
+        kind = DeathKind.SIGNAL if proc.cause else death.kind
+        self.end(proc, proc.cause or death.cause, kind=kind, succeeded=how.code == 0 and not proc.cause)
 
     def _on_liveness(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
         if life is Liveness.DEAD:

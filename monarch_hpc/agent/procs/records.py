@@ -9,12 +9,15 @@ from dataclasses import replace
 
 from monarch_hpc.agent.procs.proc import Proc, ProcState
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.machine.procfs import read_resident_bytes
+from monarch_hpc.core.machine.procfs import read_cpu_s, read_resident_bytes
+from monarch_hpc.telemetry.clock import ClockComparison
+from monarch_hpc.telemetry.history import HISTORY, latest_first, read_recorder
 from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.observer import is_stopped
 from monarch_hpc.telemetry.reading import memory_of, read_memory_use, read_scene
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.wire.tables.calls import ProcCalls
+from monarch_hpc.wire.tables.history import HistoryRow, RecorderState
 from monarch_hpc.wire.tables.memory import ProcMemory
 from monarch_hpc.wire.tables.procs import ProcRow
 
@@ -72,11 +75,23 @@ class HostRecords:
             use = read_memory_use(memory_of(proc.record_fd))
             yield ProcMemory(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, use)
 
+    def history(self, procs: Iterable[Proc], table: str, clock: ClockComparison) -> Iterator[HistoryRow]:
+        """The rows of a table of records, of *procs* and of the dead procs whose records are kept."""
+        read, correction = HISTORY[table], clock.correction()
+        return latest_first(read(memory_of(proc.record_fd), row, correction) for proc, row in self._rows(procs))
+
+    def recorders(self, procs: Iterable[Proc]) -> Iterator[RecorderState]:
+        """The recorders of *procs*, and of the dead procs whose records are kept."""
+        for proc, row in self._rows(procs):
+            yield read_recorder(memory_of(proc.record_fd), row)
+
     def procs(self, procs: Iterable[Proc]) -> Iterator[ProcRow]:
         """The rows of *procs*, and of the dead procs whose records are kept."""
         for proc, row in self._rows(procs):
             ended = row.state == "ended"  # its pid may be another process's by now
-            yield row if ended or not proc.pid else replace(row, rss_bytes=read_resident_bytes(proc.pid))
+            if not ended and proc.pid:
+                row = replace(row, rss_bytes=read_resident_bytes(proc.pid), cpu_s=read_cpu_s(proc.pid))
+            yield row
 
     def _rows(self, procs: Iterable[Proc]) -> Iterator[tuple[Proc, ProcRow]]:
         for proc in sorted(procs, key=lambda proc: (proc.start.run, proc.start.mesh, proc.start.rank)):
@@ -95,7 +110,7 @@ class HostRecords:
 
 def _row(proc: Proc, state: str, cause: str) -> ProcRow:
     start = proc.start
-    return ProcRow(start.run, start.mesh, start.rank, start.host_name, proc.pid, state, cause, 0)
+    return ProcRow(start.run, start.mesh, start.rank, start.host_name, proc.pid, state, cause, 0, 0.0)
 
 
 def _state(proc: Proc) -> str:

@@ -16,7 +16,7 @@ from monarch_hpc.agent.procs.proc_table import ProcTable
 from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned, ZygotePool
 from monarch_hpc.agent.resources.binding import Binding, check_bindings, given_bindings, read_topology, shares
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.machine.gpus import visible_gpus
+from monarch_hpc.core.machine.gpus import own_block, visible_gpus
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
@@ -109,7 +109,8 @@ class ProcSpawner:
                 os.close(fd)
             del proc_fds[num_proc_fds:]
             raise
-        proc = Proc(start, output, hello, own_fds[-1], in_step=bool(order.mpi))
+        own_gpus = own_block(self._usable_gpus(), start.local_rank, order.per_host)
+        proc = Proc(start, output, hello, own_fds[-1], in_step=bool(order.mpi), own_gpus=own_gpus)
         procs.append(proc)
         self._table.add(proc, order.deadline_s)
 
@@ -149,8 +150,20 @@ class ProcSpawner:
             case _:
                 return [Binding()] * order.per_host, 0
 
+    def _usable_gpus(self) -> list[str]:
+        """The granted GPUs without those that have failed.
+
+        Raises:
+            ValueError: all have.
+        """
+        granted, failed = self._settings.grant.gpus, self._table.failed_gpus
+        usable = [gpu for gpu in granted if gpu not in failed]
+        if granted and not usable:
+            raise ValueError(f"all GPUs of this host have failed: {failed[granted[0]]}")
+        return usable
+
     def _gpus(self, order: SpawnProcs, local_rank: int) -> list[str]:
-        return visible_gpus(self._settings.grant.gpus, local_rank, order.per_host, order.gpu_visible)
+        return visible_gpus(self._usable_gpus(), local_rank, order.per_host, order.gpu_visible)
 
     def _proc_start(
         self, order: SpawnProcs, rank: int, local_rank: int, binding: Binding, num_threads: int

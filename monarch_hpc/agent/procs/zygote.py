@@ -41,6 +41,7 @@ __all__ = ["resolve", "run", "serve"]
 
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_PTRACER = 0x59616D61
 _PR_SET_NAME = 15
 _REPARENT_S = 10.0
 _SWEEP_S = 5.0
@@ -239,6 +240,8 @@ def _set_up(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     # The name in top. Without a space: Slurm's proctrack/linuxproc would misparse /proc/PID/stat, and kill nothing.
     _libc().prctl(_PR_SET_NAME, f"monarch-r{start.rank:02d}".encode(), 0, 0, 0)
+    # For py-spy, a child of the agent, where Yama lets a process be read by its ancestors only; fails without Yama.
+    _libc().prctl(_PR_SET_PTRACER, agent_pid, 0, 0, 0)
     if os.getppid() != agent_pid:
         os._exit(1)  # the agent died before PR_SET_PDEATHSIG took effect
     binding.apply(start.cpus, start.memory_nodes)

@@ -80,6 +80,7 @@ class Program:
         written: number of bytes of output so far.
         end: how it ended; None before.
         feed: its input; None if it has none.
+        was_killed: whether a signal has ended it that no client has sent.
 
     Raises:
         OSError: out of descriptors, memory or processes; nothing was started.
@@ -109,6 +110,8 @@ class Program:
         self.written = 0
         self.end: ProgramExit | None = None
         self.feed: Feed | None = None
+        self.was_killed = False
+        self._signalled = False
         self.pid = self._start(environment)
         self._pump.start()
 
@@ -174,6 +177,7 @@ class Program:
         """Send the process, or its group, a signal; SIGKILL after *grace_s* seconds unless that is negative."""
         if self.end is not None:
             return
+        self._signalled = True
         if number == signal.SIGINT and group and self._order.terminal and self.feed is not None:
             self.feed.interrupt(_INTERRUPT)
         else:
@@ -199,6 +203,7 @@ class Program:
     def _on_exit(self, how: Exit) -> None:
         code = how.code if how.code is not None else 128 + (how.signal or 0)
         self.end = ProgramExit(code, str(how))
+        self.was_killed = how.signal is not None and not self._signalled
         if self._killer is not None:
             self._killer.cancel()
         if self.feed is not None:

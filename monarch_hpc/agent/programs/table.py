@@ -14,7 +14,7 @@ from monarch_hpc.agent.programs.program import HostSettings, Program
 from monarch_hpc.agent.programs.reads import OutputReads, Send
 from monarch_hpc.agent.programs.request_checks import problem_of
 from monarch_hpc.allocation.programs import ProgramExit
-from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
+from monarch_hpc.config.program import DIRECTORY_VARIABLE, ON_LOSS_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.transport.engine.engine import Engine
@@ -22,6 +22,7 @@ from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.programs import (
     AT_END,
     MAX_INPUT_BYTES,
+    RUN_EXISTS,
     InputTaken,
     ProgramEnded,
     ProgramStarted,
@@ -41,6 +42,9 @@ __all__ = ["OwnRun", "Programs", "Request"]
 
 _KEEP = 64
 """Number of programs of which it is remembered what clients have shown, and how they ended."""
+
+_TAKEN_S = 15.0
+"""Time that a program whose run was taken over has to end by itself: more than `actor.fault` gives its main thread."""
 
 OwnRun = Callable[[Callable[[Message], None]], tuple[Send, Callable[[], None]]]
 """Given a callback for the head's messages to a new peer: returns what sends the head messages, and what ends it."""
@@ -62,6 +66,7 @@ class _Entry:
     program: Program | None = None
     drained: bool = False
     run_over: bool = False
+    taken: bool = False
     feeder: Send | None = None
 
 
@@ -146,14 +151,13 @@ class Programs:
         if self._leaving:
             problem = "the allocation is being released"
         elif order.run in self._entries:
-            problem = f"run {order.run} exists already"
+            problem = RUN_EXISTS.format(run=order.run)
         if problem:
             send(refuse(order, problem))
             return
         entry = _Entry(order, send)
         entry.to_head, entry.leave_head = self._own_run(partial(self._on_head, entry))
-        opening = OpenRun(order.run, order.title, self._settings.host, 0, owner=True)
-        entry.to_head(opening)
+        entry.to_head(self._opening(order, 0))
         if entry.refusal:
             entry.leave_head()
             send(refuse(order, entry.refusal))
@@ -166,6 +170,7 @@ class Programs:
             RUN_COOKIE: order.run,
             DIRECTORY_VARIABLE: str(self._settings.directory),
             RUN_VARIABLE: order.run,
+            ON_LOSS_VARIABLE: order.on_loss,
         }
         try:
             entry.program = Program(
@@ -186,7 +191,11 @@ class Programs:
             entry.to_head(CloseRun(order.run, -1))
             return
         # Not before: now its process is known.
-        entry.to_head(OpenRun(order.run, order.title, self._settings.host, entry.program.pid, owner=True))
+        entry.to_head(self._opening(order, entry.program.pid))
+
+    def _opening(self, order: StartProgram, pid: int) -> OpenRun:
+        host, on_loss, hold_s = self._settings.host, order.on_loss, order.hold_s
+        return OpenRun(order.run, order.title, host, pid, owner=True, on_loss=on_loss, hold_s=hold_s)
 
     def _on_started(self, entry: _Entry) -> None:
         if entry.program is not None:
@@ -202,6 +211,9 @@ class Programs:
                 entry.to_head(Rows(message.ticket, [], [], []))
             case RunClosed():
                 entry.run_over = True
+                if not message.run and entry.program is not None:  # another program has taken it over
+                    entry.taken = True
+                    entry.program.kill_in(_TAKEN_S)
                 self._settle(entry)
 
     # ---- input and output ----
@@ -262,14 +274,21 @@ class Programs:
     # ---- the end ----
 
     def _on_exited(self, entry: _Entry, end: ProgramExit) -> None:
-        entry.to_head(CloseRun(entry.order.run, end.exit_code))
+        lost = entry.program is not None and entry.program.was_killed and entry.order.on_loss != "stop"
+        if lost and not self._leaving:
+            entry.leave_head()  # the head holds the run, which has no owner then
+            entry.run_over = True
+            self._settle(entry)
+        else:
+            entry.to_head(CloseRun(entry.order.run, end.exit_code))
 
     def _on_drained(self, entry: _Entry) -> None:
         entry.drained = True
         self._settle(entry)
 
     def _settle(self, entry: _Entry) -> None:
-        if entry.run_over and not entry.drained and entry.program is not None and entry.program.end is None:
+        runs = entry.program is not None and entry.program.end is None
+        if entry.run_over and not entry.drained and not entry.taken and runs and entry.program is not None:
             # The head has closed the run, or another owner has: procs do not outlive it, nor does the program.
             entry.program.signal(signal.SIGTERM, True, 0.0)
         if entry.drained and entry.run_over:

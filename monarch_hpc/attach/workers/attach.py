@@ -250,9 +250,9 @@ class _Attaching:
                 worker.problem = f"it works for {fields['by']}"
                 self._engine.call_later(_RETRY_S, functools.partial(self._ask, worker))
             case "head":
-                for other in self._workers[1:]:
-                    other_head = render_message("head", addresses=fields["addresses"])
-                    self._when_engaged(other, other_head)
+                for other in self._workers:
+                    if other is not worker:
+                        self._when_engaged(other, render_message("head", **fields))
             case "ready":
                 self._ready = dict(fields["document"])
                 self._engine.wake_waiters()

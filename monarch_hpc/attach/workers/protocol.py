@@ -3,9 +3,9 @@
 program                                    worker
 engage  allocation, rank, key, config  ->
                                        <-  busy      attached to another program
-                                       <-  head      addresses, from rank 0
-head    addresses, to the others       ->
-                                       <-  ready     contents of ready.json, from rank 0
+                                       <-  head      term, rank and addresses, from the head's host
+head    the same, to the others        ->
+                                       <-  ready     contents of ready.json, from the head's host
                                        <-  failed    cause of its agent's end
 leave   for_good                       ->
                                        <-  left

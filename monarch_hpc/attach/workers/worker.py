@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from monarch_hpc.agent.children.sweep import cookies, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
-from monarch_hpc.allocation import files as allocation_files
+from monarch_hpc.allocation.heads import HeadPlace, read_head, write_head
 from monarch_hpc.allocation.ready import read_ready, render_ready
 from monarch_hpc.allocation.settings import write_sent_config
 from monarch_hpc.attach.workers.address import WorkerAddress, listening_addresses, parse_worker_address
@@ -161,7 +162,8 @@ class Worker:
         elif kind == "engage" and running is not None and not mine:
             _send(channel, render_message("busy", by=f"{running.program} on {running.channel.peer.host}"))
         elif kind == "head" and running is not None and mine:
-            allocation_files.write_head(running.directory, [str(address) for address in fields["addresses"]])
+            addresses = [str(address) for address in fields["addresses"]]
+            write_head(running.directory, HeadPlace(int(fields["term"]), int(fields["rank"]), addresses))
         elif kind == "leave" and (mine or running is None):
             self._end_running()
             self._over = bool(fields.get("for_good"))
@@ -203,7 +205,8 @@ class _RunningAgent:
         self._allocation = str(fields["allocation"])
         self._rank = int(fields["rank"])
         self._end_s = config.procs.stop_s + config.agent.grace_s + _SWEEP_S
-        self._sent_head = self._sent_ready = self._sent_failed = False
+        self._sent_term = 0
+        self._sent_ready = self._sent_failed = False
         write_sent_config(self.directory, fields["config"])
         argv = [
             *(sys.executable, "-P", "-m", "monarch_hpc.agent", "--lifeline", "--held", str(self._held)),
@@ -231,14 +234,11 @@ class _RunningAgent:
 
     def poll(self) -> float:
         """Report changes of the agent's state to the program; return the seconds until the next poll."""
-        if (
-            self._rank == 0
-            and not self._sent_head
-            and (addresses := allocation_files.read_head(self.directory)) is not None
-        ):
-            self._sent_head = True
-            _send(self.channel, render_message("head", addresses=addresses))
-        if self._rank == 0 and not self._sent_ready and (ready := read_ready(self.directory)) is not None:
+        head = read_head(self.directory)
+        if head is not None and head.rank == self._rank and head.term > self._sent_term:
+            self._sent_term = head.term
+            _send(self.channel, render_message("head", **asdict(head)))
+        if not self._sent_ready and (ready := read_ready(self.directory)) is not None:
             self._sent_ready = True
             _send(self.channel, render_message("ready", document=render_ready(ready)))
         code = self._process.poll()

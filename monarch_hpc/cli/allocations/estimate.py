@@ -13,7 +13,7 @@ from monarch_hpc.config import Config
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import SlurmBusy, SlurmCommandError, SlurmError
 from monarch_hpc.core.text.units import format_duration, format_slurm_time
-from monarch_hpc.slurm import Allocations, Request, plan_job_flags
+from monarch_hpc.slurm import Allocations, Request, plan_group_flags, plan_job_flags
 from monarch_hpc.slurm.commands.cluster import Partition
 from monarch_hpc.slurm.commands.jobs import PlannedStart
 
@@ -63,7 +63,7 @@ def show_estimates(config: Config, request: Request, output: Console) -> None:
         options = (*request.options, f"--nodes={num_hosts}", f"--time={time_min}")
         flags = plan_job_flags(config, replace(request, options=options))
         try:
-            return _Choice(num_hosts, time_min, allocations.slurm.plan(flags, advised=False))
+            return _Choice(num_hosts, time_min, allocations.slurm.plan([flags], advised=False))
         except SlurmError as error:
             return _Choice(num_hosts, time_min, error)
 
@@ -104,7 +104,7 @@ def show_planned_start(config: Config, request: Request, output: Console) -> Non
     """
     allocations = Allocations.open(config)
     allocations.slurm.require("sbatch")
-    plan = allocations.slurm.plan(plan_job_flags(config, request), advised=True)
+    plan = allocations.slurm.plan(plan_group_flags(config, request), advised=True)
     wait = _in_words(_wait_s(plan.start, time.time()))
     document = {"start": plan.start, "hosts": plan.hosts, "partition": plan.partition}
     output.show(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from monarch_hpc.attach.job_end import announce_job_end
+from monarch_hpc.cli.allocations.groups import refuse_groups
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
@@ -14,11 +17,23 @@ from monarch_hpc.slurm import Allocations, look
 
 __all__ = ["command", "parse_change"]
 
+_LESS = re.compile(r"-\d")
 _ANNOUNCE_S = 5.0
 """Time for the head to learn the new end; programs go on with the earlier one if it does not."""
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+class _ExtendCommand(click.Command):
+    """Takes ``-2h`` as a time, not as the options ``-2`` and ``-h``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        less = [word for word in args if _LESS.match(word)]
+        if less and "--" not in args:
+            # What follows "--" is no option, and the time is the last word.
+            args = [*(word for word in args if not _LESS.match(word)), "--", *less]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_ExtendCommand)
 @click.argument("words", nargs=-1, required=True, type=ALLOCATION, metavar="[NAME] +TIME | -TIME | TIME")
 @output_options
 def command(words: tuple[str, ...]) -> int:
@@ -38,6 +53,7 @@ def command(words: tuple[str, ...]) -> int:
     before = slurm.find_job(record.job_id, record.job_name)
     if before is None or not before.state.phase.alive:
         raise AllocationError(record.name, f"job {record.job_id} has ended; see 'monarch-hpc status {record.name}'")
+    refuse_groups(record.name, before)
     slurm.change(record.job_id, f"TimeLimit={change}", record.directory)
     allocations.registry.drop_snapshot()  # of the old end
     detail = slurm.find_job(record.job_id, record.job_name)

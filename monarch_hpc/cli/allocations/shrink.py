@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from monarch_hpc.cli.allocations.groups import refuse_groups
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
@@ -16,7 +17,8 @@ from monarch_hpc.slurm import Allocations
 
 __all__ = ["command", "plan_shrink"]
 
-_ASK_S = 4.0
+_ASK_S = 30.0
+"""Time for the answer of the head: without it, no host is given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class _Plan:
 def command(name: str | None, num_hosts: int, force: bool) -> int:
     """Give some hosts of an allocation back to Slurm.
 
-    Lost hosts go first, then those without procs, the last ones first; the first host stays. Their agents end before
-    Slurm gets them.
+    Lost hosts go first, then those without procs, the last ones first; the first host and the head's
+    stay. Their agents end before Slurm gets them.
     """
     config = load_for_command({}).config
     allocations = Allocations.open(config)
@@ -51,6 +53,7 @@ def command(name: str | None, num_hosts: int, force: bool) -> int:
     detail = allocations.slurm.find_job(record.job_id, record.job_name)
     if detail is None:
         raise AllocationError(record.name, f"job {record.job_id} has ended; see 'monarch-hpc status {record.name}'")
+    refuse_groups(record.name, detail)
     plan = plan_shrink(record.name, head["hosts"], num_hosts, force=force)
     left: Mapping[str, int] = {}
     if plan.freed:
@@ -96,8 +99,9 @@ def plan_shrink(name: str, hosts: Sequence[Mapping[str, object]], num_hosts: int
         raise AllocationError(name, f"has {len(named)} hosts, fewer than {num_hosts}; an allocation cannot grow")
     procs = {int(str(host["rank"])): int(str(host["procs"])) for host in hosts}
     usable = {int(str(host["rank"])): host["state"] != "lost" and not host["problem"] for host in hosts}
-    # The head and the batch script are on the first host.
-    worth = sorted(named, key=lambda rank: (rank == 0, usable[rank], procs[rank] > 0, -rank))
+    head = {int(str(host["rank"])) for host in hosts if host["head"]}
+    # The batch script is on the first host.
+    worth = sorted(named, key=lambda rank: (rank in head, usable[rank], rank == 0, procs[rank] > 0, -rank))
     freed = sorted(worth[: len(named) - num_hosts])
     busy = [rank for rank in freed if procs[rank] and usable[rank]]
     if busy and not force:

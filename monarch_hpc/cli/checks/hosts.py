@@ -54,7 +54,8 @@ def ask_hosts(
             # Its exit code tells of its findings; srun's is to tell of the step.
             argv = ["sh", "-c", '"$@" || :', "sh", *doctor, "--dial", listener.addresses]
             try:
-                answer = json.loads(allocations.slurm.run_on(record.job_id, names[place], argv, _ANSWER_S))
+                host = ready.hosts[place]
+                answer = json.loads(allocations.slurm.run_on(record.job_id, host.name, argv, _ANSWER_S, host.component))
             except (MonarchError, ValueError) as error:
                 advice = "see 'monarch-hpc logs', and 'srun --overlap' by hand"
                 findings.append(Finding(names[place], f"does not answer: {error}", Severity.PROBLEM, advice))

@@ -13,6 +13,7 @@ from monarch_hpc.cli.allocations.names import ALLOCATION, HOST
 from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Format, current_output, output_options
 from monarch_hpc.core.text.hostlist import expand
+from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST
 
 __all__ = ["command"]
 
@@ -28,7 +29,13 @@ __all__ = ["command"]
 )
 @click.option("--host", "hosts", type=HOST, metavar="HOSTS", help="Only these hosts: n2, or n[2-4,7].")
 @click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Only the host of this rank.")
-@click.option("--per-node", type=click.IntRange(min=1), default=1, metavar="N", help="Number of commands on each host.")
+@click.option(
+    "--per-node",
+    type=click.IntRange(1, MAX_PROCS_PER_HOST),
+    default=1,
+    metavar="N",
+    help="Number of commands on each host.",
+)
 @click.option("-D", "--chdir", metavar="PATH", help="Directory to run in; this one, on hosts that have it.")
 @output_options
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD [ARGS]...")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _ASK_S = 4.0
+_TELL_S = 30.0
+"""Time for the answer of a head that is told of a host: without it, the host stays in use there."""
 _CHECK_S = 60.0
 """Time that the examination of one host may take: slurmctld creates a step, and a wedged GPU's tool is waited for."""
 
@@ -152,8 +154,9 @@ def check(hosts: str | None, name: str | None) -> int:
     config = load_for_command({}).config
     allocations = Allocations.open(config)
     record = _live(allocations, name)
-    granted = look(record.directory).granted
-    known = list(granted.hosts) if granted is not None else []
+    seen = look(record.directory)
+    known = list(seen.granted.hosts) if seen.granted is not None else []
+    components = {host.name: host.component for host in seen.ready.hosts} if seen.ready is not None else {}
     names = known if hosts is None else expand(hosts)
     strange = [host for host in names if host not in known]
     if strange or not names:
@@ -164,7 +167,8 @@ def check(hosts: str | None, name: str | None) -> int:
         states = {}
         current_output().warn(str(error))
     with ThreadPoolExecutor(_MAX_STEPS) as threads:
-        findings = dict(zip(names, threads.map(lambda host: _examine(allocations, record, host), names), strict=True))
+        found = threads.map(lambda host: _examine(allocations, record, host, components.get(host, -1)), names)
+        findings = dict(zip(names, found, strict=True))
     for host in names:
         state = states.get(host)
         unusable = state is not None and not state.usable
@@ -177,13 +181,14 @@ def check(hosts: str | None, name: str | None) -> int:
     return _EXIT_BAD if bad else 0
 
 
-def _examine(allocations: Allocations, record: AllocationRecord, host: str) -> dict[str, str]:
+def _examine(allocations: Allocations, record: AllocationRecord, host: str, component: int) -> dict[str, str]:
     assert record.job_id is not None
     python = read_config(record.directory).agent.python
     order = (python, "-P", "-m", "monarch_hpc.agent.resources.health", str(record.directory))
     began_s = time.time()
     try:
-        answer = json.loads(allocations.slurm.run_on(record.job_id, host, order, _CHECK_S).splitlines()[-1])
+        printed = allocations.slurm.run_on(record.job_id, host, order, _CHECK_S, component)
+        answer = json.loads(printed.splitlines()[-1])
         findings = {str(what): str(text) for what, text in answer["findings"].items()}
         clock_s = float(answer["clock_s"])
     except SlurmError as error:
@@ -229,7 +234,7 @@ def _tell_heads(config: Config, hosts: Sequence[str], reason: str) -> dict[str, 
         ready = seen.ready if seen is not None and seen.exit_status is None else None
         for host in ready.names.values() if ready is not None else ():
             if host in told:
-                answer: HeadStatus | None = drain_host(record.directory, host, reason, _ASK_S)
+                answer: HeadStatus | None = drain_host(record.directory, host, reason, _TELL_S)
                 if answer is None:
                     current_output().warn(f"{record.name}: its head does not answer; {host} stays as it was there")
                 else:

@@ -55,7 +55,7 @@ def cancel(directory: Path, run: str, config: Config, number: int, grace_s: floa
         AllocationError: the program cannot be signalled, or has not ended.
         TransportError: the head cannot be reached.
     """
-    from monarch_hpc.cli.runs.client import ProgramClient
+    from monarch_hpc.attach.program_client import ProgramClient
     from monarch_hpc.wire.control.programs import AT_END
 
     deadline = Deadline(grace_s + config.procs.stop_s + _CLOSE_S)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from monarch_hpc.allocation.ready import check_allocation
+from monarch_hpc.attach.program_order import plan_order
 from monarch_hpc.cli.output import Console
-from monarch_hpc.cli.runs.order import plan_order
 from monarch_hpc.cli.runs.place import OnInterrupt
 from monarch_hpc.cli.runs.session import Outcome, Session, tell_detached
 from monarch_hpc.cli.runs.terminal import Terminal, has_terminal, input_waits
@@ -26,22 +27,25 @@ def run_on_host(
     output: Console,
     why: str,
     on_interrupt: OnInterrupt,
+    on_loss: str,
     *,
     detach: bool,
 ) -> Outcome:
-    """Start *argv* on the first host of allocation *name* in *directory*, and follow it unless *detach*.
+    """Start *argv* on the head's host of allocation *name* in *directory*, and follow it unless *detach*.
 
     Args:
         why: why it runs there, to be shown.
+        on_loss: see config key `run.on_loss`.
 
     Raises:
         AllocationError, VersionMismatch, TransportError: it cannot be started, or contact with it was lost for good.
     """
-    host = check_allocation(directory).names[0]
+    host = check_allocation(directory).head_name
     run = new_run_id()
     terminal = not detach and has_terminal()
     reads = not detach and (terminal or input_waits())
     order = plan_order(run, argv, environ, Terminal.size() if terminal else None, reads=reads)
+    order = replace(order, on_loss=on_loss, hold_s=config.run.hold_s)
     session = Session(name, directory, run, config, output, on_interrupt, first=0, terminal=terminal, reads=reads)
     session.start(order)
     reason = f" ({why})" if why else ""

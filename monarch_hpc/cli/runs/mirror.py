@@ -10,7 +10,7 @@ import select
 import threading
 from collections.abc import Callable
 
-from monarch_hpc.cli.runs.client import ProgramClient
+from monarch_hpc.attach.program_client import ProgramClient
 from monarch_hpc.wire.control.programs import MAX_INPUT_BYTES, ProgramOutput
 
 __all__ = ["InputThread", "Mirror"]

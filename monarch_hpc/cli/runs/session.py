@@ -9,9 +9,10 @@ from pathlib import Path
 
 from monarch_hpc.allocation.programs import read_exit
 from monarch_hpc.allocation.ready import check_allocation
+from monarch_hpc.attach.program_client import ProgramClient
 from monarch_hpc.cli.output import Console
-from monarch_hpc.cli.runs.client import ProgramClient
 from monarch_hpc.cli.runs.files import show_files
+from monarch_hpc.cli.runs.loss import JOB_END_S, why_lost
 from monarch_hpc.cli.runs.mirror import InputThread, Mirror
 from monarch_hpc.cli.runs.place import OnInterrupt
 from monarch_hpc.cli.runs.terminal import Terminal
@@ -118,7 +119,7 @@ class Session:
         """Show the program's output until it ends, or this command detaches.
 
         Raises:
-            AllocationError: the head refuses, or it and the program's exit code are lost.
+            AllocationError, JobFailed: the head refuses, or it and the program's exit code are lost.
         """
         try:
             with self._terminal.forwarding() if self._has_terminal else contextlib.nullcontext():
@@ -212,7 +213,7 @@ class Session:
         """After the loss of the head: connect again, or learn the end from the run's files.
 
         Raises:
-            AllocationError: neither is possible.
+            AllocationError, JobFailed: neither is possible.
         """
         why = client.lost
         self.leave()
@@ -234,7 +235,7 @@ class Session:
                 why, late = str(error), late or deadline.elapsed_s() > _FINISH_S
             if late:
                 problem = f"contact with its head was lost while run {self._run} was shown: {why}"
-                raise AllocationError(self._name, problem)
+                raise why_lost(self._config, self._name, problem, JOB_END_S)
             if signal.sigtimedwait({signal.SIGINT, signal.SIGTERM, signal.SIGHUP}, _RETRY_S) is not None:
                 return Outcome(130, detached=True)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from monarch_hpc.agent.output.log_files import OLD
+from monarch_hpc.allocation.log_index import offset_since
 from monarch_hpc.allocation.output_log import OutputReader
 from monarch_hpc.allocation.programs import read_program, run_folder
 from monarch_hpc.core.dataclass import dataclass
@@ -44,8 +45,8 @@ class Choice:
     Attributes:
         ranks: ranks of procs; empty for all, and the program.
         node: name of a host; empty for all.
-        since_s: nothing older, in seconds since the epoch; 0 for all. The files of procs have no times: all of a proc's
-            output is wanted if it has written since.
+        since_s: nothing older, in seconds since the epoch; 0 for all. Output of procs is known to the second in which
+            it was written, by the index of its file.
         pattern: lines that it is found in; None for all.
     """
 
@@ -92,7 +93,7 @@ class LogSource:
     def last(self, since_s: float) -> str:
         """Return the end of its output."""
         if self.rank >= 0:
-            return _last_of_proc(self.path).decode(errors="replace")
+            return _last_of_proc(self.path, since_s).decode(errors="replace")
         return _last_of_program(self.path, since_s).decode(errors="replace")
 
 
@@ -114,12 +115,13 @@ def find_sources(directory: Path, run: str, choice: Choice) -> list[LogSource]:
     return found + sorted(procs, key=lambda source: (source.rank, source.label))
 
 
-def _last_of_proc(path: Path) -> bytes:
+def _last_of_proc(path: Path, since_s: float) -> bytes:
     # A proc's file that reached its size limit was renamed to the old one; its output continues in the new one.
     old = path.with_name(path.name + OLD)
-    data = _end(path, SHOWN_BYTES)
-    if len(data) < SHOWN_BYTES and old.exists():
-        data = _end(old, SHOWN_BYTES - len(data)) + data
+    start = offset_since(path, since_s)
+    data = _end(path, SHOWN_BYTES, start or 0)
+    if start is None and len(data) < SHOWN_BYTES and old.exists():
+        data = _end(old, SHOWN_BYTES - len(data), offset_since(old, since_s) or 0) + data
     return data
 
 
@@ -132,8 +134,8 @@ def _last_of_program(folder: Path, since_s: float) -> bytes:
     return data
 
 
-def _end(path: Path, num_bytes: int) -> bytes:
+def _end(path: Path, num_bytes: int, start: int) -> bytes:
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - num_bytes))
+        file.seek(max(start, size - num_bytes))
         return file.read(num_bytes)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from monarch_hpc.cli.output import TextTable
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, AllocationRows, Question
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.telemetry.picture import Picture, Row, draw
+from monarch_hpc.telemetry.views.picture import Picture, Row, draw
 from monarch_hpc.wire.tables.calls import CALLS, ProcCalls
 
 __all__ = ["CallsAnswer", "ask_calls", "format_age", "show_calls"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monarch_hpc.cli.output import TextTable
 from monarch_hpc.cli.tables.calls import ask_calls, format_age
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
-from monarch_hpc.telemetry.tally import Tally, Times
+from monarch_hpc.telemetry.views.tally import Tally, Times
 
 __all__ = ["show_endpoints"]
 

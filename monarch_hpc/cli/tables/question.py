@@ -60,7 +60,7 @@ class Question:
         """Return the answers of the allocations that answer; None if there is no allocation."""
         from monarch_hpc.attach.attach import query_rows
 
-        output, targets = self.output, self._find_targets()
+        output, targets = self.output, self.find_targets()
         answers = []
         for target, directory in targets:
             found = query_rows(directory, table, _WAIT_S, {} if self.run is None else {"run": self.run})
@@ -80,7 +80,7 @@ class Question:
                 )
         return answers if targets else None
 
-    def _find_targets(self) -> Sequence[tuple[str, Path]]:
+    def find_targets(self) -> Sequence[tuple[str, Path]]:
         """Return name and directory of the allocations."""
         from monarch_hpc.attach.embedded import find_local
         from monarch_hpc.slurm import Allocations

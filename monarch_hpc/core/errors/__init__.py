@@ -35,8 +35,11 @@
     |   `-- CopyTimeout        they were not done in time; also a TimeoutError
     |-- CallTimeout            not answered within the call's own time limit; also a TimeoutError
     |-- PortClosed             a port will deliver no more values
+    |-- QueryError             a question in SQL cannot be answered
     |-- SpawnError             a proc could not be started
     |-- ForkedError            a forked child used its parent's connections or actors; also a RuntimeError
+    |-- RemoteOpError          an operation on mesh tensors failed on a rank
+    |-- DeviceMeshError        a mesh of tensors has lost a rank
     |-- LabError               the Slurm lab on this machine cannot do what was asked
     `-- InternalError          a bug in monarch-hpc
 
@@ -46,44 +49,50 @@ Each constructor passes all its fields to `super().__init__`, so that the error 
 
 from __future__ import annotations
 
-from monarch_hpc.core.errors.actor import (
-    ActorDied,
-    ActorError,
-    ActorFailed,
-    BootstrapFailed,
-    CallTimeout,
-    DeliveryUnknown,
-    HostLost,
-    PortClosed,
-    ProcDied,
-    ScriptFailed,
-    SpawnError,
-    SupervisionError,
-)
-from monarch_hpc.core.errors.call import CallFailed, MeshDied, MeshError
-from monarch_hpc.core.errors.copies import CopyFailed, CopyTimeout
-from monarch_hpc.core.errors.root import ConfigError, ForkedError, InternalError, LabError, MonarchError
-from monarch_hpc.core.errors.slurm import (
-    AgentsMissing,
-    AllocationError,
-    JobFailed,
-    SlurmBusy,
-    SlurmCommandError,
-    SlurmError,
-    SlurmMissing,
-    SlurmParseError,
-    TimeTooShort,
-)
-from monarch_hpc.core.errors.transport import (
-    AuthenticationError,
-    ChannelClosed,
-    EngineFailed,
-    FrameError,
-    MemoryAccessError,
-    PeerLost,
-    TransportError,
-    VersionMismatch,
-)
+from typing import TYPE_CHECKING
+
+from monarch_hpc.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from monarch_hpc.core.errors.actor import (
+        ActorDied,
+        ActorError,
+        ActorFailed,
+        BootstrapFailed,
+        CallTimeout,
+        DeliveryUnknown,
+        HostLost,
+        PortClosed,
+        ProcDied,
+        ScriptFailed,
+        SpawnError,
+        SupervisionError,
+    )
+    from monarch_hpc.core.errors.call import CallFailed, MeshDied, MeshError
+    from monarch_hpc.core.errors.copy_failures import CopyFailed, CopyTimeout
+    from monarch_hpc.core.errors.root import ConfigError, ForkedError, InternalError, LabError, MonarchError, QueryError
+    from monarch_hpc.core.errors.slurm import (
+        AgentsMissing,
+        AllocationError,
+        JobFailed,
+        SlurmBusy,
+        SlurmCommandError,
+        SlurmError,
+        SlurmMissing,
+        SlurmParseError,
+        TimeTooShort,
+    )
+    from monarch_hpc.core.errors.tensor import DeviceMeshError, RemoteOpError
+    from monarch_hpc.core.errors.transport import (
+        AuthenticationError,
+        ChannelClosed,
+        EngineFailed,
+        FrameError,
+        MemoryAccessError,
+        PeerLost,
+        TransportError,
+        VersionMismatch,
+    )
 
 __all__ = [
     "ActorDied",
@@ -100,6 +109,7 @@ __all__ = [
     "CopyFailed",
     "CopyTimeout",
     "DeliveryUnknown",
+    "DeviceMeshError",
     "EngineFailed",
     "ForkedError",
     "FrameError",
@@ -114,6 +124,8 @@ __all__ = [
     "PeerLost",
     "PortClosed",
     "ProcDied",
+    "QueryError",
+    "RemoteOpError",
     "ScriptFailed",
     "SlurmBusy",
     "SlurmCommandError",
@@ -126,3 +138,50 @@ __all__ = [
     "TransportError",
     "VersionMismatch",
 ]
+
+_HOMES = {
+    "ActorDied": "core.errors.actor",
+    "ActorError": "core.errors.actor",
+    "ActorFailed": "core.errors.actor",
+    "AgentsMissing": "core.errors.slurm",
+    "AllocationError": "core.errors.slurm",
+    "AuthenticationError": "core.errors.transport",
+    "BootstrapFailed": "core.errors.actor",
+    "CallFailed": "core.errors.call",
+    "CallTimeout": "core.errors.actor",
+    "ChannelClosed": "core.errors.transport",
+    "ConfigError": "core.errors.root",
+    "CopyFailed": "core.errors.copy_failures",
+    "CopyTimeout": "core.errors.copy_failures",
+    "DeliveryUnknown": "core.errors.actor",
+    "DeviceMeshError": "core.errors.tensor",
+    "EngineFailed": "core.errors.transport",
+    "ForkedError": "core.errors.root",
+    "FrameError": "core.errors.transport",
+    "HostLost": "core.errors.actor",
+    "InternalError": "core.errors.root",
+    "JobFailed": "core.errors.slurm",
+    "LabError": "core.errors.root",
+    "MemoryAccessError": "core.errors.transport",
+    "MeshDied": "core.errors.call",
+    "MeshError": "core.errors.call",
+    "MonarchError": "core.errors.root",
+    "PeerLost": "core.errors.transport",
+    "PortClosed": "core.errors.actor",
+    "ProcDied": "core.errors.actor",
+    "QueryError": "core.errors.root",
+    "RemoteOpError": "core.errors.tensor",
+    "ScriptFailed": "core.errors.actor",
+    "SlurmBusy": "core.errors.slurm",
+    "SlurmCommandError": "core.errors.slurm",
+    "SlurmError": "core.errors.slurm",
+    "SlurmMissing": "core.errors.slurm",
+    "SlurmParseError": "core.errors.slurm",
+    "SpawnError": "core.errors.actor",
+    "SupervisionError": "core.errors.actor",
+    "TimeTooShort": "core.errors.slurm",
+    "TransportError": "core.errors.transport",
+    "VersionMismatch": "core.errors.transport",
+}
+
+__getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

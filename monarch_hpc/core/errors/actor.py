@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors.root import MonarchError
 
 __all__ = [
@@ -84,13 +85,37 @@ class ActorDied(SupervisionError):
 
     Args:
         where: actor, rank and host.
-        cause: why, as text: exit code, signal, failed constructor, lost host.
+        death: why; in words alone if the kind is not known.
+
+    Attributes:
+        cause: why, in words: exit code, signal, failed constructor, lost host.
     """
 
-    def __init__(self, where: str, cause: str) -> None:
-        super().__init__(where, cause)
+    def __init__(self, where: str, death: Death | str) -> None:
+        super().__init__(where, death)
         self.where = where
-        self.cause = cause
+        self.death = Death(DeathKind.UNKNOWN, death) if isinstance(death, str) else death
+        self.cause = self.death.cause
+
+    @property
+    def kind(self) -> DeathKind:
+        """What kind of end it was."""
+        return self.death.kind
+
+    @property
+    def host(self) -> str:
+        """Name of the host; empty if it is unknown."""
+        return self.death.host
+
+    @property
+    def rank(self) -> int:
+        """Rank of the proc in its mesh; -1 if it is unknown."""
+        return self.death.rank
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """What the process wrote last; empty if that is unknown."""
+        return self.death.last_lines
 
     def __str__(self) -> str:
         return f"{self.where} died: {self.cause}"

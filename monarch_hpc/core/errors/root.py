@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "ForkedError", "InternalError", "LabError", "MonarchError"]
+__all__ = ["ConfigError", "ForkedError", "InternalError", "LabError", "MonarchError", "QueryError"]
 
 
 class MonarchError(Exception):
@@ -86,3 +86,20 @@ class InternalError(MonarchError):
 
     def __str__(self) -> str:
         return f"{self.problem}; this is a bug in monarch-hpc: please report it with the lines above"
+
+
+class QueryError(MonarchError):
+    """A question in SQL cannot be answered.
+
+    Args:
+        problem: what is wrong in it, where, and the nearest names.
+    """
+
+    exit_code = 65
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem

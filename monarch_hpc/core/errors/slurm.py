@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from monarch_hpc.core.death import EXIT_CODES, DeathKind
 from monarch_hpc.core.errors.root import MonarchError
 
 __all__ = [
@@ -98,15 +99,18 @@ class JobFailed(SlurmError):
         job_id: Slurm's number.
         state: Slurm's state word, e.g. ``TIMEOUT``.
         reason: the reason as text.
+        kind: the same as a kind of death, which decides on the exit code.
     """
 
     exit_code = 72
 
-    def __init__(self, job_id: int, state: str, reason: str) -> None:
-        super().__init__(job_id, state, reason)
+    def __init__(self, job_id: int, state: str, reason: str, kind: DeathKind = DeathKind.UNKNOWN) -> None:
+        super().__init__(job_id, state, reason, kind)
         self.job_id = job_id
         self.state = state
         self.reason = reason
+        self.kind = kind
+        self.exit_code = EXIT_CODES.get(kind, type(self).exit_code)
 
     def __str__(self) -> str:
         return f"Slurm job {self.job_id} ended: {self.state}: {self.reason}"
@@ -118,17 +122,20 @@ class AllocationError(MonarchError):
     Args:
         name: the allocation's name.
         problem: what is wrong and what to do.
+        kind: the death that is the cause, if there is one; it decides on the exit code.
     """
 
     exit_code = 72
 
-    def __init__(self, name: str, problem: str) -> None:
-        super().__init__(name, problem)
+    def __init__(self, name: str, problem: str, kind: DeathKind = DeathKind.UNKNOWN) -> None:
+        super().__init__(name, problem, kind)
         self.name = name
         self.problem = problem
+        self.kind = kind
+        self.exit_code = EXIT_CODES.get(kind, type(self).exit_code)
 
     def __str__(self) -> str:
-        return f"allocation '{self.name}': {self.problem}"
+        return f"allocation {self.name!r}: {self.problem}"  # no control characters, if it is a mistyped one
 
 
 class TimeTooShort(AllocationError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from monarch_hpc.core.errors.root import MonarchError
 
 __all__ = [
+    "FAREWELL",
     "AuthenticationError",
     "ChannelClosed",
     "EngineFailed",
@@ -14,6 +15,10 @@ __all__ = [
     "TransportError",
     "VersionMismatch",
 ]
+
+
+FAREWELL = "it left: "
+"""Begins the reason of the loss of a peer that closed the channel itself."""
 
 
 class TransportError(MonarchError):
@@ -55,6 +60,11 @@ class PeerLost(TransportError):
 
     def __str__(self) -> str:
         return f"lost {self.peer}: {self.reason}"
+
+    @property
+    def farewell(self) -> bool:
+        """Whether the other end has said that it leaves, and why."""
+        return self.reason.startswith(FAREWELL)
 
 
 class EngineFailed(TransportError):

@@ -11,8 +11,10 @@ __all__ = [
     "PROC",
     "ProcessStat",
     "each_pid",
+    "own_umask",
     "parse_stat",
     "read_boot_id",
+    "read_cpu_s",
     "read_environ",
     "read_resident_bytes",
     "read_stat",
@@ -142,6 +144,12 @@ def read_environ(pid: int, proc: Path = PROC) -> bytes | None:
     return b"" if own is not None and not own.code_address else None
 
 
+def read_cpu_s(pid: int, proc: Path = PROC) -> float:
+    """The CPU time of a process and its threads so far, in seconds; 0 if there is no such process."""
+    found = read_stat(pid, proc)
+    return 0.0 if found is None else found.cpu_s
+
+
 def read_resident_bytes(pid: int) -> int:
     """Read the resident memory of a process, shared pages included; 0 if it has ended."""
     try:
@@ -153,3 +161,9 @@ def read_resident_bytes(pid: int) -> int:
 def read_boot_id() -> str:
     """Return the kernel's id of this boot of the machine; raises `OSError` if it cannot be read."""
     return _BOOT_ID.read_text(encoding="ascii").strip()
+
+
+def own_umask() -> int:
+    """This process's file mode mask, read from `/proc`: `os.umask` would have to change it, for all threads."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.storage.ownership import trusted_owner, unsafe_folder
+from monarch_hpc.core.storage.ownership import shared_folder, trusted_owner, unsafe_folder
 
 __all__ = [
     "open_folder",
     "open_output",
+    "own_folder",
     "private_dir",
     "read_json",
     "read_private",
@@ -57,13 +58,33 @@ def private_dir(path: Path) -> Path:
     return path
 
 
-def open_folder(path: Path, *, make: bool = False) -> int:
+def own_folder(path: Path) -> Path:
+    """Return *path* as a folder into which no other user can put files; it is made (0700) if it is missing.
+
+    Others may read it, and it may be a link of this user.
+
+    Raises:
+        ConfigError: it is another user's, or others may write it, even with the sticky bit; or it leads through another
+            user's link. The mode is not repaired: others may have put anything into the folder.
+        OSError: the system refused.
+    """
+    folder = open_folder(path, make=True, follow=True)
+    try:
+        if problem := shared_folder(os.fstat(folder)):
+            raise _refused(path, f"{problem}; {_cure(path)}")
+    finally:
+        os.close(folder)
+    return path
+
+
+def open_folder(path: Path, *, make: bool = False, follow: bool = False) -> int:
     """Open a folder, for use as ``dir_fd`` only; the caller closes it.
 
     Each component of the path is opened separately, so that nothing can be exchanged between its check and its use.
 
     Args:
         make: make missing folders (0700).
+        follow: accept a link as the folder itself, if it belongs to this user or root.
 
     Raises:
         FileNotFoundError: the folder is missing.
@@ -81,7 +102,7 @@ def open_folder(path: Path, *, make: bool = False) -> int:
                 found = os.fstat(step)
                 if stat.S_ISLNK(found.st_mode):
                     num_links += 1
-                    if not left:
+                    if not left and not follow:
                         raise _refused(path, "is a symbolic link; name the directory that it points to")
                     if not trusted_owner(found.st_uid):
                         raise _refused(path, f"the link {part} on the way to it belongs to user id {found.st_uid}")
@@ -226,8 +247,7 @@ def _safe_folder(path: Path, *, make: bool = False) -> Iterator[int]:
     folder = open_folder(path.parent, make=make)
     try:
         if problem := unsafe_folder(os.fstat(folder)):
-            cure = f"look at what is in it, then run 'chmod go-w {path.parent}', or use a folder of your own"
-            raise _refused(path.parent, f"{problem}; {cure}")
+            raise _refused(path.parent, f"{problem}; {_cure(path.parent)}")
         yield folder
     finally:
         os.close(folder)
@@ -265,6 +285,10 @@ def _sync_directory(folder: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _cure(folder: Path) -> str:
+    return f"look at what is in it, then run 'chmod go-w {folder}', or use a folder of your own"
 
 
 def _refused(path: Path, problem: str) -> ConfigError:

@@ -9,7 +9,7 @@ import pwd
 import stat
 from pathlib import Path
 
-__all__ = ["others_may_write", "trusted_owner", "unsafe_folder"]
+__all__ = ["others_may_write", "shared_folder", "trusted_owner", "unsafe_folder"]
 
 _UID_MAP = Path("/proc/self/uid_map")
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
@@ -37,9 +37,16 @@ def unsafe_folder(found: os.stat_result) -> str:
 
     In a folder with the sticky bit, such as ``/tmp``, only the owner of a file can rename or remove it.
     """
+    if trusted_owner(found.st_uid) and found.st_mode & stat.S_ISVTX:
+        return ""
+    return shared_folder(found)
+
+
+def shared_folder(found: os.stat_result) -> str:
+    """Explain why other users can put files into this folder, or replace some; empty if they cannot."""
     if not trusted_owner(found.st_uid):
         return f"belongs to user id {found.st_uid}, not to you ({os.geteuid()})"
-    if others_may_write(found) and not found.st_mode & stat.S_ISVTX:
+    if others_may_write(found):
         return f"may be written by other users (mode {stat.S_IMODE(found.st_mode):04o}, group id {found.st_gid})"
     return ""
 

@@ -13,8 +13,10 @@ from typing import Any
 
 __all__ = [
     "class_name",
+    "error_class",
     "literal_of",
     "notes_of",
+    "place_of",
     "qualified_name",
     "summary_of",
     "text_of",
@@ -39,6 +41,8 @@ _MAX_RELATED = 64
 
 # The C descriptors themselves: a user's class may shadow these names with attributes that do anything.
 _NAME: Any = vars(type)["__name__"]
+_QUALNAME: Any = vars(type)["__qualname__"]
+_MODULE: Any = vars(type)["__module__"]
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]
 _CAUSE: Any = vars(BaseException)["__cause__"]
 _CONTEXT: Any = vars(BaseException)["__context__"]
@@ -53,6 +57,17 @@ def class_name(value: object) -> str:
 def qualified_name(cls: type) -> str:
     """Module and name of *cls*, as in ``__main__.Trainer``."""
     return _bounded(f"{cls.__module__}.{cls.__qualname__}", _MAX_NAME_CHARS)
+
+
+def error_class(error: BaseException) -> str:
+    """Module and name of the class of *error*, as in ``json.decoder.JSONDecodeError``; without that of builtins."""
+    name = _bounded(_QUALNAME.__get__(type(error)), _MAX_NAME_CHARS)
+    try:
+        module = _MODULE.__get__(type(error))
+    except AttributeError:
+        module = None
+    known = type(module) is str and module != "builtins"
+    return _bounded(f"{module}.{name}", _MAX_NAME_CHARS) if known else name
 
 
 def text_of(value: object) -> str:
@@ -94,6 +109,14 @@ def traceback_of(error: BaseException) -> TracebackType | None:
     """The traceback object of *error*."""
     trace: TracebackType | None = _TRACEBACK.__get__(error)
     return trace
+
+
+def place_of(error: BaseException) -> str:
+    """The file and the line that raised *error*, as in ``/home/me/train.py:12``; empty if it was not raised."""
+    trace = traceback_of(error)
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 def notes_of(error: BaseException) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from monarch_hpc.actor.cell.response_port import AnswerTo
 from monarch_hpc.actor.context import deadline, deadlines_seen
-from monarch_hpc.actor.messages.payload import unloadable, unpack_failure
+from monarch_hpc.actor.kept.takes import Takes
+from monarch_hpc.actor.messages.sent_failures import unloadable, unpack_failure
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import CallTimeout, MonarchError
 from monarch_hpc.mesh.calls.landing import Landing
@@ -54,16 +55,24 @@ class CallOptions:
         return left_s if self.timeout_s is None else min(left_s, self.timeout_s)
 
 
-def read_answer(answer: Frame | MonarchError) -> tuple[Any, BaseException | None]:
-    """The value of *answer* and None, or None and its exception; unpickling runs user code."""
+def read_answer(answer: Frame | MonarchError, *, again: bool = False) -> tuple[Any, BaseException | None]:
+    """The value of *answer* and None, or None and its exception; unpickling runs user code.
+
+    Args:
+        again: whether it is read together with the last one that was read.
+    """
     if not isinstance(answer, Frame):
         return None, answer
-    if answer.kind is not Kind.RESULT:
-        return None, unpack_failure(answer)
     try:
-        return loads(answer.body, answer.buffers), None
-    except BaseException as error:  # noqa: BLE001 unpickling runs user code
-        return None, unloadable(error)
+        if answer.kind is not Kind.RESULT:
+            return None, unpack_failure(answer)
+        try:
+            return loads(answer.body, answer.buffers), None
+        except BaseException as error:  # noqa: BLE001 unpickling runs user code
+            return None, unloadable(error)
+    finally:
+        if Takes.current is not None:
+            Takes.current.read(answer, again=again)
 
 
 def late(where: str, others: Sequence[int], limit_s: float | None, held: Sequence[int]) -> CallTimeout:

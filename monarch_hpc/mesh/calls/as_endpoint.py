@@ -34,14 +34,15 @@ class PlainMethod:
             f"{name} of {mesh} is not an endpoint: mark it with @endpoint, or write as_endpoint({mesh}.{name}).call()"
         )
 
-    def marked(self, *, explicit: bool) -> Endpoint[..., Any]:
+    def marked(self, *, explicit: bool, propagate: object = None) -> Endpoint[..., Any]:
         """This method as an endpoint.
 
         Args:
             explicit: whether the method takes a response port first.
+            propagate: see `endpoint`.
         """
         wire_name = f"{self._name}({'port' if explicit else ''})"
-        return Endpoint(self._callee, wire_name, EndpointMethod(self._function, explicit=explicit))
+        return Endpoint(self._callee, wire_name, EndpointMethod(self._function, explicit=explicit, propagate=propagate))
 
 
 def as_endpoint(
@@ -51,7 +52,7 @@ def as_endpoint(
 
     Args:
         method: attribute of an actor mesh; the method may be ``def`` or ``async def``.
-        propagate: for moved programs (Monarch's tensor engine); not used.
+        propagate: see `endpoint`.
         explicit_response_port: see `endpoint`.
 
     Raises:
@@ -63,7 +64,7 @@ def as_endpoint(
         raise ValueError(
             f"as_endpoint takes a method of an actor mesh, as in as_endpoint(workers.helper), not {method!r}"
         )
-    return method.marked(explicit=explicit_response_port)
+    return method.marked(explicit=explicit_response_port, propagate=propagate)
 
 
 def attribute_of(callee: Callee, cls: type[Actor], name: str) -> PlainMethod | Future[Literal[True]] | None:

@@ -73,7 +73,7 @@ class SingleCall(Future[R], Generic[R]):
                 proc, callee.actor, body, buffers, self, end_s, end_s, callee.name_of(self._method)
             )
         except BaseException:
-            self._done(died=False)
+            self._done()
             raise
         if self._number == HELD and callee.load is not None:
             callee.load.end(self._rank)
@@ -82,7 +82,7 @@ class SingleCall(Future[R], Generic[R]):
         self, failure: SpawnError | None, body: bytes, buffers: Sequence[Buffer], end_s: float | None
     ) -> None:
         if self.done():  # it has timed out, or was cancelled, while the procs started
-            self._done(died=False)
+            self._done()
         elif failure is not None:
             self._callee.note_seen()
             self.answer(failure)
@@ -108,7 +108,7 @@ class SingleCall(Future[R], Generic[R]):
     def answer(self, given: Frame | MonarchError) -> None:
         """Complete the future with the answer."""
         if self._callee.load is not None or self._limit_s is not None:
-            self._done(died=isinstance(given, ActorDied))
+            self._done(self.incarnation if isinstance(given, ActorDied) else 0)
         self._complete(given, not self._options.collects and not is_result(given))
 
     def expire(self) -> None:
@@ -121,9 +121,9 @@ class SingleCall(Future[R], Generic[R]):
         if self._number != HELD:
             self._runtime.cancel(self._callee.actor, (self._number,))
 
-    def _done(self, *, died: bool) -> None:
+    def _done(self, died: int = 0) -> None:
         if self._callee.load is not None:
-            self._callee.load.end(self._rank, died=died)
+            self._callee.load.end(self._rank, died)
         if self._limit_s is not None:
             self._runtime.deadlines.remove(self._limit_s, self)
 

@@ -17,7 +17,7 @@ from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.calls.answer import CallOptions, late
 from monarch_hpc.mesh.calls.load import Load
 from monarch_hpc.mesh.launch import DeferredSend, Launch
-from monarch_hpc.wire.frames import Buffer, Frame, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, Kind, size_of
 
 __all__ = ["Answers", "Callee"]
 
@@ -87,7 +87,9 @@ class Callee:
 
     def choose(self) -> int:
         """The place of the actor with the fewest calls of this process in flight."""
-        return 0 if self.load is None else self.load.choose(self.region)
+        if self.load is None:
+            return 0
+        return self.load.choose(self.region, self.procs)
 
     def send(
         self,
@@ -224,7 +226,7 @@ class Callee:
         sent = None
         written = None if answers is None else CastRecord(context().mark, name)
         if written is None:
-            runtime.recorder.sent(0, context().mark, name, 0, len(body), self.actor)
+            runtime.recorder.sent(0, context().mark, name, 0, size_of(body, buffers), self.actor)
         delivery = Delivery(
             self._actor_text if answers is None else answers.where,
             answer,
@@ -348,8 +350,9 @@ class Answers:
 
     def take(self, place: int, rank: int, given: Frame | MonarchError) -> None:
         """Take the answer of the actor at *place* of the view, with base rank *rank*."""
-        if self._callee.load is not None:
-            self._callee.load.end(rank, died=isinstance(given, ActorDied))
+        callee = self._callee
+        if callee.load is not None:
+            callee.load.end(rank, callee.procs[rank].incarnation if isinstance(given, ActorDied) else 0)
         with self._lock:
             if self._over:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
@@ -33,6 +34,8 @@ T = TypeVar("T")
 G = TypeVar("G", bound=Gather)
 
 _DEFAULTS = CallOptions()
+_TENSORS = "monarch_hpc.tensor.actor_calls"
+"""Calls with mesh tensors, by name: this layer does not depend on them."""
 
 
 class Endpoint(Generic[P, R]):
@@ -237,6 +240,20 @@ class Endpoint(Generic[P, R]):
         held = self._callee.send_by(self._name, self._head, args, kwargs, None, end_s)
         if held:
             raise CallTimeout(self._callee.where(self._name, held[0]), held[1:], timeout_s)
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call every actor in its turn among the operations on mesh tensors; needs torch.
+
+        The actors get their ranks' own tensors for mesh tensors among the arguments, and tensors in the result become
+        mesh tensors. The first call with arguments of certain shapes waits for the shapes of the result.
+
+        Raises:
+            TypeError: the endpoint does not take these arguments.
+            ValueError: the actors are not on the ranks of the tensors, or of the active mesh.
+        """
+        self._check_new("rref")
+        self._method.check(args, kwargs)
+        return importlib.import_module(_TENSORS).rref(self._callee, self._name, self._method.propagate, args, kwargs)
 
     def _check_new(self, name: str) -> None:
         if self._options.landing is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import ActorError, CallTimeout, MonarchError, SpawnError
-from monarch_hpc.core.errors.call import join_failures
+from monarch_hpc.core.errors.joined import join_failures
 from monarch_hpc.mesh.calls.answer import CallOptions, is_result, read_answer
 from monarch_hpc.mesh.calls.callee import Answers, Callee
 from monarch_hpc.wire.frames import Frame
@@ -71,12 +71,14 @@ class Gather(Answers):
         values: list[object] = []
         failures: dict[int, BaseException] = {}
         missing: list[int] = []
+        again = False
         for index, answer in enumerate(self._answers):
             value: object = None
             if answer is None:
                 missing.append(index)
             else:
-                value, failure = read_answer(answer)
+                value, failure = read_answer(answer, again=again)
+                again = True
                 if issubclass(type(failure), CallTimeout) and not issubclass(type(failure), ActorError):
                     missing.append(index)  # the callee has noticed the time limit first
                 elif failure is not None:

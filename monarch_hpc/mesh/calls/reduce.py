@@ -76,8 +76,8 @@ class ReducedCall(Gather, Generic[A, R]):
 
     def _read(self, parts: list[tuple[int, int, Frame]]) -> Iterator[tuple[bool, Any]]:
         merged = {id(part) for _, _, part in self._parts}
-        for _, _, part in sorted(parts, key=lambda part: part[0]):
-            value, failure = read_answer(part)
+        for place, (_, _, part) in enumerate(sorted(parts, key=lambda part: part[0])):
+            value, failure = read_answer(part, again=place > 0)
             if failure is not None:
                 raise failure
             yield id(part) in merged, value

@@ -17,10 +17,13 @@ from typing import ClassVar
 from monarch_hpc.actor.context import outside, own_info, provide_instances
 from monarch_hpc.actor.fault import MeshFailure, exit_on_faults, run_fault_hook
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.kept.takes import Takes
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
+from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
+from monarch_hpc.attach.heir import seek_heir
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
@@ -33,15 +36,16 @@ from monarch_hpc.mesh.instance import Instance
 from monarch_hpc.mesh.launch import end_launches
 from monarch_hpc.mesh.output.cells import NotebookCells
 from monarch_hpc.mesh.output.printer import Printer
+from monarch_hpc.mesh.program.allocations.links import CastEntry, Links
+from monarch_hpc.mesh.program.allocations.opening import Opened
+from monarch_hpc.mesh.program.allocations.tenancies import Tenancies
+from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
 from monarch_hpc.mesh.program.deadline import ProgramDeadline
-from monarch_hpc.mesh.program.deaths import Deaths, ProgramCauses
-from monarch_hpc.mesh.program.links import Links
 from monarch_hpc.mesh.program.local_door import LocalDoor
-from monarch_hpc.mesh.program.opening import Opened
+from monarch_hpc.mesh.program.procs.announcements import Announcements
+from monarch_hpc.mesh.program.procs.deaths import Deaths, ProgramCauses
 from monarch_hpc.mesh.program.registry import open_registry
 from monarch_hpc.mesh.program.requests import open_requests
-from monarch_hpc.mesh.program.tenancies import Tenancies
-from monarch_hpc.mesh.program.tenancy import Tenancy
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder
@@ -52,6 +56,7 @@ from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.links import LinkTaken
+from monarch_hpc.wire.control.procs import ReplacementTaken
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
 
@@ -135,6 +140,7 @@ class Controller(Runtime):
         )
         self._config = config
         self._links = Links(lambda: self.node, engine.call_later)
+        self._announcements = Announcements(self)
         self._numbers = itertools.count(1)
         self.tenancies = Tenancies(self._make_tenancy, self._on_tenancy, self._on_tenancy_open, self._on_tenancy_over)
         self.deadline = ProgramDeadline(engine, self.tenancies.all)
@@ -164,6 +170,7 @@ class Controller(Runtime):
             self._printer,
             self.deaths,
             self._links,
+            self._announcements,
             self._numbers,
             self._record_fd,
             self._adapt_spin,
@@ -188,7 +195,10 @@ class Controller(Runtime):
         assert tenancy.head is not None
         watch(tenancy.head)
         self.deadline.on_open(tenancy)
-        self.casts.route_through(tenancy.ready.addresses, tenancy.allocation, tenancy.run, watch)
+        if not tenancy.keeps:  # agents combine answers, and procs keep each of theirs
+            self.casts.route_through(tenancy.ready.addresses, tenancy.allocation, tenancy.run, watch)
+        entry = CastEntry(tenancy.run, tenancy.ready.addresses, tenancy.send)
+        self.engine.call_soon(lambda: self._links.on_entry(tenancy.allocation, entry))
         if not self.info.allocation:
             self._place(tenancy.allocation, tenancy.run, tenancy.rank)
 
@@ -271,6 +281,7 @@ class Controller(Runtime):
         self._resources.close()
         self.engine.close()
         self.recorder.close()
+        Takes.forget()
         Runtime.current = None
 
     # ---- events ----
@@ -283,20 +294,42 @@ class Controller(Runtime):
         tenancy = self.tenancies.get(peer.allocation)
         if isinstance(message, LinkTaken) and peer.role is Role.PROC:
             self._links.on_taken(peer.incarnation, message.link)
+        elif isinstance(message, LinkTaken):
+            self._links.on_entry_open(peer.allocation, message.link)
+        elif isinstance(message, ReplacementTaken) and peer.role is Role.PROC:
+            self._announcements.on_taken(peer.incarnation, message)
         elif tenancy is not None and peer.role is Role.AGENT:
             tenancy.on_control(message)
         else:
             _log.warning("unexpected message from %s: %s", peer, type(message).__name__)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """Handle the loss of a channel. Losing the head of an allocation ends the run there."""
+        """Handle the loss of a channel. Losing the head of an allocation ends the run there, unless it has an heir."""
         tenancy = self.tenancies.get(channel.peer.allocation)
         if tenancy is not None and channel is tenancy.head and not self._closed and not tenancy.over:
-            tenancy.on_head_lost(error)
-            self.node.leave(tenancy.allocation, tenancy.over)
-            self.tenancies.lose(tenancy)
+            self._on_head_lost(tenancy, error)
         self._heartbeat.forget(channel)
         super().on_lost(channel, error)
+
+    def _on_head_lost(self, tenancy: Tenancy, error: TransportError) -> None:
+        def found(ready: Ready, channel: FrameChannel) -> None:
+            if tenancy.over or self._closed:
+                channel.close("the program has left")
+            else:
+                tenancy.follow(ready, channel)
+                self._on_tenancy_open(tenancy)
+
+        def failed() -> None:
+            if not tenancy.over and not self._closed:
+                tenancy.on_head_lost(error)
+                self.node.leave(tenancy.allocation, tenancy.over)
+                self.tenancies.lose(tenancy)
+
+        wait_s = self._config.liveness.fence_s + self._config.liveness.dead_s
+        if seek_heir(self.node, tenancy.directory, tenancy.ready, len(tenancy.hosts), error, wait_s, found, failed):
+            tenancy.be_headless()
+        else:
+            failed()
 
     def _on_fault(self, what: str, error: BaseException) -> None:
         log_fault(what, error)

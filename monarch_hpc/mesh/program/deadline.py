@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from monarch_hpc.config.program import LOOP_VARIABLE, own_variables
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.mesh.program.tenancy import Tenancy
+from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.wire.control.deadline import SIGTERM, TIME_LIMIT, AwaitDeadline, DeadlineMet, DeadlineNear, JobEnd

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.core.errors import AllocationError, HostLost, SpawnError
+from monarch_hpc.core.death import Death
+from monarch_hpc.core.errors import ActorDied, AllocationError, SpawnError
 from monarch_hpc.mesh.door import ProgramDoor, block
+from monarch_hpc.mesh.healing.revivals import Healing
 from monarch_hpc.mesh.output.choice import LogChoice
 from monarch_hpc.mesh.plan import HostChoice, MeshOwner, Outcome, ProcPlan, Started
-from monarch_hpc.mesh.program.deaths import Deaths
-from monarch_hpc.mesh.program.tenancies import ANEW, Tenancies
-from monarch_hpc.mesh.program.tenancy import Tenancy
+from monarch_hpc.mesh.program.allocations.tenancies import ANEW, Tenancies
+from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
+from monarch_hpc.mesh.program.procs.deaths import Deaths
 from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["LocalDoor"]
+
+_STOPPED = "these procs were stopped, and cannot be healed: spawn others"
 
 _RECHECK_S = 0.1
 """A proc that another proc reports lost is alive if the program's channel to it is still open after this time: the
@@ -72,6 +76,53 @@ class LocalDoor(ProgramDoor):
                 future.set_result([])
             else:
                 tenancy.fleet.stop(mesh, reason, future.set_result)
+
+        self.runtime.engine.call_soon(perform)
+        return future
+
+    def heal_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None, *, respawn: bool) -> Future[Healing]:
+        """Bring dead procs of a mesh back, or only name them. The future ends on the driver."""
+
+        def choose(_tenancy: Tenancy, procs: Mapping[int, ProcRef]) -> list[ProcRef]:
+            return [procs[rank] for rank in ranks]
+
+        return self._heal(mesh, choose, timeout_s, respawn=respawn)
+
+    def move_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None) -> Future[Healing]:
+        """Bring the dead procs of lost hosts back on other hosts. The future ends on the driver."""
+
+        def choose(tenancy: Tenancy, procs: Mapping[int, ProcRef]) -> list[ProcRef]:
+            fleet = tenancy.fleet
+            places = {rank: fleet.place_of(procs[rank]) for rank in ranks}
+            found = tenancy.absences.substitutes(fleet.hosts_of(mesh), places.values(), fleet.hosts)
+            fleet.move(mesh, found)
+            return [procs[rank] for rank in ranks if places[rank] in found]
+
+        return self._heal(mesh, choose, timeout_s, respawn=True)
+
+    def _heal(
+        self,
+        mesh: int,
+        choose: Callable[[Tenancy, Mapping[int, ProcRef]], list[ProcRef]],
+        timeout_s: float | None,
+        *,
+        respawn: bool,
+    ) -> Future[Healing]:
+        """Heal the procs that *choose* returns, on the driver; nothing is done for none."""
+        future: Future[Healing] = Future(self.runtime.engine, lambda: "procs that come back")
+
+        def perform() -> None:
+            tenancy = self.tenancies.with_mesh(mesh)
+            procs = {} if tenancy is None else tenancy.fleet.procs_of(mesh)
+            if tenancy is None or not procs:
+                future.set_exception(RuntimeError(_STOPPED))
+                return
+            chosen = choose(tenancy, procs)
+            if not chosen:
+                future.set_result(Healing({}, {}))
+                return
+            limit_s = tenancy.heal_s if timeout_s is None else timeout_s
+            tenancy.revivals.heal(mesh, chosen, future.set_result, limit_s, respawn=respawn)
 
         self.runtime.engine.call_soon(perform)
         return future
@@ -132,6 +183,11 @@ class LocalDoor(ProgramDoor):
         """Resources granted on each host of an allocation, by rank."""
         return dict(self._tenancy(allocation).hosts)
 
+    def hosts_in_use(self, allocation: str) -> list[int]:
+        """Ranks of the hosts of an allocation that are not spares."""
+        tenancy = self._tenancy(allocation)
+        return tenancy.absences.in_use(tenancy.hosts)
+
     def stop_hosts(self, choice: HostChoice, reason: str) -> Future[None]:
         """End the program's procs on hosts; the future fails with `TimeoutError` if a host does not report."""
         future: Future[None] = Future(self.runtime.engine, lambda: "the end of procs")
@@ -186,9 +242,9 @@ class LocalDoor(ProgramDoor):
             )
         return tenancy
 
-    def explain(self, incarnation: int) -> Future[tuple[str, bool, bool] | None]:
-        """The cause of a proc's death, whether it was asked to end, and whether its host is gone; None if unknown."""
-        future: Future[tuple[str, bool, bool] | None] = Future(self.runtime.engine)
+    def explain(self, incarnation: int) -> Future[Death | None]:
+        """The death of a proc; None if nothing is known of it."""
+        future: Future[Death | None] = Future(self.runtime.engine)
 
         def recheck() -> None:
             channel = self.runtime.node.channels.get(incarnation)
@@ -200,13 +256,7 @@ class LocalDoor(ProgramDoor):
             self._deaths.explain(
                 incarnation,
                 "",
-                lambda died: future.set_result(
-                    (
-                        str(getattr(died, "cause", died)),
-                        self._deaths.was_expected(incarnation),
-                        isinstance(died, HostLost),
-                    )
-                ),
+                lambda died: future.set_result(died.death if isinstance(died, ActorDied) else None),
                 lambda _where, _on_cause: future.set_result(None),
             )
 

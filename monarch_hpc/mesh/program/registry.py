@@ -14,8 +14,8 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.death_causes import program_of
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.ids import Role
-from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.mesh.proc import check_actor, proc_of
+from monarch_hpc.mesh.actors import ActorMesh, check_actor
+from monarch_hpc.mesh.proc import proc_of
 
 __all__ = ["get_or_spawn_controller", "open_registry"]
 

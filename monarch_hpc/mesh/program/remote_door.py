@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from monarch_hpc.actor.future import Future
@@ -10,12 +10,18 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.death_causes import program_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.door import ProgramDoor, block
+from monarch_hpc.mesh.healing.revivals import Healing
 from monarch_hpc.mesh.output.choice import LogChoice
 from monarch_hpc.mesh.plan import HostChoice, MeshOwner, ProcPlan, Started
 from monarch_hpc.mesh.program.requests import ProgramRequests, requests_of
 from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["RemoteDoor"]
+
+_HEALS = (
+    "only the program can heal procs, and this is one of its procs: an actor that starts procs learns of their deaths "
+    "in __supervise__, and can spawn others"
+)
 
 
 class RemoteDoor(ProgramDoor):
@@ -37,6 +43,14 @@ class RemoteDoor(ProgramDoor):
             gone()
             return
         self._requests().stop_procs.call_one(mesh, "its owner ended").add_done_callback(lambda _done: gone())
+
+    def heal_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None, *, respawn: bool) -> Future[Healing]:
+        """Raise `RuntimeError`: only the program knows what its actors were made of."""
+        raise RuntimeError(_HEALS)
+
+    def move_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None) -> Future[Healing]:
+        """Raise `RuntimeError`, as `heal_procs`."""
+        raise RuntimeError(_HEALS)
 
     def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:
         """The name of a mesh of procs, and its procs by rank."""
@@ -65,6 +79,11 @@ class RemoteDoor(ProgramDoor):
     def hosts(self, allocation: str) -> dict[int, HostEntry]:
         """Resources granted on each host of an allocation, by rank."""
         found: Future[dict[int, HostEntry]] = self._requests().hosts.call_one(allocation)
+        return block(self.runtime, found)
+
+    def hosts_in_use(self, allocation: str) -> list[int]:
+        """Ranks of the hosts of an allocation that are not spares."""
+        found: Future[list[int]] = self._requests().hosts_in_use.call_one(allocation)
         return block(self.runtime, found)
 
     def stop_hosts(self, choice: HostChoice, reason: str) -> Future[None]:

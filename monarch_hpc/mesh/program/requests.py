@@ -63,6 +63,11 @@ class ProgramRequests(Actor):
         return self._door.hosts(allocation)
 
     @endpoint
+    def hosts_in_use(self, allocation: str) -> list[int]:
+        """Ranks of the hosts of an allocation that are not spares."""
+        return self._door.hosts_in_use(allocation)
+
+    @endpoint
     def allocation(self, name: str) -> str:
         """The allocation of that name, which the program uses already: procs make no program open one."""
         return self._door.known_allocation(name)

@@ -19,7 +19,7 @@ import signal
 import sys
 from types import ModuleType
 
-from monarch_hpc.actor.messages.payload import pack_failure
+from monarch_hpc.actor.messages.sent_failures import pack_failure
 from monarch_hpc.core.process.native_threads import wait_until_asleep
 from monarch_hpc.core.text.description import text_of
 

@@ -21,7 +21,7 @@ from monarch_hpc.actor.context import context, current_rank
 from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.messages.payload import unpack_failure
+from monarch_hpc.actor.messages.sent_failures import unpack_failure
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_instance, check_path, check_texts
 from monarch_hpc.core.dataclass import dataclass

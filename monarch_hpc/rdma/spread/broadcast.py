@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
@@ -11,33 +12,53 @@ from monarch_hpc.core.arguments import check_instance, check_time_limit
 from monarch_hpc.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer
 from monarch_hpc.rdma.spread.copying import Copying
 from monarch_hpc.rdma.spread.spreading import Spreading
+from monarch_hpc.rdma.spread.state_broadcast import begin_state_broadcast
+from monarch_hpc.rdma.state import RDMAState
 
 __all__ = ["broadcast", "gather"]
 
 _EXAMPLE = "a buffer, RDMABuffer(array)"
 
 
+@overload
 def broadcast(
     source: RDMABuffer, destinations: Iterable[RDMABuffer], *, timeout: float | None = DEFAULT_TIMEOUT_S
-) -> Future[None]:
+) -> Future[None]: ...
+@overload
+def broadcast(
+    source: RDMAState, destinations: Iterable[RDMAState], *, timeout: float | None = DEFAULT_TIMEOUT_S
+) -> Future[int]: ...
+def broadcast(
+    source: RDMABuffer | RDMAState,
+    destinations: Iterable[RDMABuffer] | Iterable[RDMAState],
+    *,
+    timeout: float | None = DEFAULT_TIMEOUT_S,
+) -> Future[None] | Future[int]:
     """Copy *source* to all *destinations*; any process of the run may ask for it.
 
     The bytes pass from host to host in chunks, so that each host gets and sends them once, and within a host from one
     process to the others. The receivers read them and serve them to the next without code of their owners.
 
+    Of a state one version is copied, as a whole; values that are no arrays stay as they are.
+
     Args:
-        destinations: as large as *source*, and of its type or bytes; not to be touched before the future is done.
+        destinations: buffers as large as *source*, and of its type or bytes; for a state, states that were made with
+            ``writable=True``, of arrays with the same keys, types, shapes, strides, shards and ties. Not to be touched
+            before the future is done.
         timeout: seconds; None for no limit.
 
     Returns:
         A future that is done when all have all bytes, and nothing writes to them any more. It fails with
         `MemoryAccessError`, before anything is written, if one of them was dropped or overlaps with another; and with
         `CopyFailed` if some are lost meanwhile, or do not have all bytes in time. Its `failures` tell which, by their
-        places in *destinations*; all others have all bytes, and those that have not, arbitrary ones.
+        places in *destinations*; all others have all bytes, and those that have not, arbitrary ones. For states it
+        returns the version, 0 without copies, and fails with ValueError if one does not fit.
 
     Raises:
         TypeError, ValueError: a destination cannot take it.
     """
+    if isinstance(source, RDMAState):
+        return _broadcast_state(source, destinations, check_time_limit("timeout", timeout))
     check_instance("source", source, RDMABuffer, _EXAMPLE)
     targets = _listed("destinations", destinations)
     for index, target in enumerate(targets):
@@ -59,6 +80,14 @@ def broadcast(
 
     what = f"the broadcast of {source.size()} bytes to {len(targets)} memories"
     return _begin(Spreading(runtime, what, check_time_limit("timeout", timeout), make, len(targets)))
+
+
+def _broadcast_state(source: RDMAState, destinations: Iterable[Any], timeout_s: float | None) -> Future[int]:
+    states = list(destinations)
+    for index, state in enumerate(states):
+        check_instance(f"destinations[{index}]", state, RDMAState, "a state, RDMAState(tree, writable=True)")
+    what = f"the broadcast of {source!r} to {len(states)} states"
+    return begin_state_broadcast(what, source.roots, [state.roots for state in states], timeout_s)
 
 
 def gather(
@@ -118,7 +147,7 @@ def _done() -> Future[None]:
     return future
 
 
-def _listed(what: str, buffers: Iterable[RDMABuffer]) -> list[RDMABuffer]:
+def _listed(what: str, buffers: Iterable[Any]) -> list[RDMABuffer]:
     listed = list(buffers)
     for index, buffer in enumerate(listed):
         check_instance(f"{what}[{index}]", buffer, RDMABuffer, _EXAMPLE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_hpc.core.recent import Recent
@@ -34,19 +34,27 @@ class Reader:
     def __init__(self, steps: Reading[Any], roots: Sequence[RDMABuffer]) -> None:
         self._steps = steps
         self._roots = roots
-        unknown = [root for root in roots if _layouts.get(root.identifier) is None]
-        fetched = {root.identifier: bytearray(root.size()) for root in unknown}
-        self._do([(fetched[root.identifier], root) for root in unknown])
-        known = [
-            _layouts.get(root.identifier) or _layouts.setdefault(root.identifier, Root.parse(fetched[root.identifier]))
-            for root in roots
-        ]
+        known = self.fetch(steps, roots)
         self._shapes = [shape for shape, _layout in known]
         self.layouts = [layout for _shape, layout in known]
         if len({layout.versioned for layout in self.layouts}) > 1:
             raise ValueError(
                 "of the joined states some have versions and some have not: make all with copies=, or none"
             )
+
+    @staticmethod
+    def fetch(steps: Reading[Any], roots: Sequence[RDMABuffer]) -> list[tuple[Root, Layout]]:
+        """The layouts of states, which are kept for later readers."""
+        unknown = [root for root in roots if _layouts.get(root.identifier) is None]
+        fetched = {root.identifier: bytearray(root.size()) for root in unknown}
+        action = RDMAAction()
+        for root in {root.identifier: root for root in unknown}.values():
+            action.read_remote(fetched[root.identifier], root)
+        steps.wait(lambda left_s: action.submit(timeout=left_s))
+        return [
+            _layouts.get(root.identifier) or _layouts.setdefault(root.identifier, Root.parse(fetched[root.identifier]))
+            for root in roots
+        ]
 
     @property
     def _versioned(self) -> bool:
@@ -145,17 +153,25 @@ class Reader:
         return version > 0 and all(shape.mark(head, version)[0] == version for shape, head in pairs)
 
     def _read(self, targets: dict[str, Leaf], *, with_structures: bool) -> tuple[int, list[Any]]:
-        """Read one version, whole; return it, and the trees without their arrays.
+        """Read one version, whole; return it, and the trees without their arrays."""
+        plan = Plan(self.layouts, targets, os.getpid())
+        taken = self.whole(lambda version: self._submit(plan, version), with_structures=with_structures)
+        plan.finish()
+        return taken
+
+    def whole(self, transfer: Callable[[int], None], *, with_structures: bool) -> tuple[int, list[Any]]:
+        """Transfer one version, whole; return it, and the trees without their arrays.
 
         The owner marks a copy before it writes to it, and after. So a copy which is marked as whole before all
         transfers, and with the same version after them, has not been written to in between.
+
+        Args:
+            transfer: does it, for a version; called again if that was overwritten meanwhile.
         """
-        plan = Plan(self.layouts, targets, os.getpid())
         if not self._versioned:
-            self._submit(plan, 0)
-            plan.finish()
+            transfer(0)
             return 0, [parse_structure(layout.structure) for layout in self.layouts] if with_structures else []
-        taken = self._take(plan, self._heads(), with_structures=with_structures)
+        taken = self._take(transfer, self._heads(), with_structures=with_structures)
         while taken is None:  # owners that publish faster than this reads wait for it from now on
             copies = self._wanted(self._heads())
             self._keep(copies, 1)
@@ -163,21 +179,30 @@ class Reader:
                 for _look in range(_LOOKS):
                     heads = self._heads()
                     if self._holds(heads, self._common(heads)):
-                        taken = self._take(plan, heads, with_structures=with_structures)
+                        taken = self._take(transfer, heads, with_structures=with_structures)
                         break
                     self._steps.pause()
             finally:
                 self._keep(copies, -1)
-        plan.finish()
         return taken[0], [parse_structure(packed) for packed in taken[1]]
 
-    def _take(self, plan: Plan, heads: list[bytearray], *, with_structures: bool) -> tuple[int, list[bytearray]] | None:
-        """Read the last version that all have published; None if one of them has no whole copy of it any more."""
+    def has(self, version: int) -> bool:
+        """Whether all still have a whole copy of *version*; always true without copies."""
+        return not self._versioned or self._holds(self._heads(), version)
+
+    def copy_of(self, part: int, version: int) -> int:
+        """Index of the copy of a state that has *version*."""
+        return version % max(self._shapes[part].num_copies, 1)
+
+    def _take(
+        self, transfer: Callable[[int], None], heads: list[bytearray], *, with_structures: bool
+    ) -> tuple[int, list[bytearray]] | None:
+        """Transfer the last version that all have published; None if one of them has no whole copy of it any more."""
         version = self._common(heads)
         if not self._holds(heads, version):
             return None
         structures = self._structures(heads, version) if with_structures else []
-        self._submit(plan, version)
+        transfer(version)
         return (version, structures) if self._holds(self._heads(), version) else None
 
     def _common(self, heads: list[bytearray]) -> int:
@@ -192,7 +217,7 @@ class Reader:
         return {part: version % shape.num_copies for part, shape in enumerate(self._shapes) if newest[part] >= version}
 
     def _submit(self, plan: Plan, version: int) -> None:
-        action = plan.action(tuple(version % max(shape.num_copies, 1) for shape in self._shapes))
+        action = plan.action(tuple(self.copy_of(part, version) for part in range(len(self._shapes))))
         self._steps.wait(lambda left_s: action.submit(timeout=left_s))
 
     def _structures(self, heads: list[bytearray], version: int) -> list[bytearray]:

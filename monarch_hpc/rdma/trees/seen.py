@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from monarch_hpc.rdma.trees.arrangement import Arrangement, Range, arrange, join
 from monarch_hpc.rdma.trees.host_memory import bytes_of_leaves
 from monarch_hpc.rdma.trees.layout import ALIGNMENT, Entry, SharedRange, pack_places
 from monarch_hpc.rdma.trees.leaf import Leaf, find_array
-from monarch_hpc.rdma.trees.tree import Placeholder, replace_leaves
+from monarch_hpc.rdma.trees.tree import Placeholder, replace_leaves, skeleton_of
 from monarch_hpc.transport.memory.places import Scattered
 from monarch_hpc.wire.serializer import dumps, loads
 
@@ -31,7 +31,6 @@ class SeenTree:
 
     Attributes:
         values: keys of what is no array.
-        structure: the tree without its arrays, pickled.
         signature: equal for trees whose arrays have the same keys, and lie at the same places; None if unknown.
     """
 
@@ -50,8 +49,18 @@ class SeenTree:
             signature.append((key, library.signature(data), box, whole))
             return Placeholder(key)
 
-        self.structure = pack_structure(replace_leaves(tree, take))
+        self._tree = replace_leaves(tree, take)
         self.signature = None if any(one[1] is None for one in signature) else tuple(signature)
+
+    @cached_property
+    def structure(self) -> bytes:
+        """The tree without its arrays, pickled."""
+        return pack_structure(self._tree)
+
+    @cached_property
+    def skeleton(self) -> Hashable:
+        """What is equal for trees with equal structures, if their arrays have the same keys; None if unknown."""
+        return skeleton_of(self._tree)
 
     @property
     def empty(self) -> bool:
@@ -99,6 +108,16 @@ class Lent(Scattered):
         self.entries: dict[str, Entry] = arrangement.entries
         self.regions = tuple(regions)
         self.packed = pack_places(self.entries, self.regions)
+        self._structures: dict[Hashable, bytes] = {}
+
+    def structure_of(self, seen: SeenTree) -> bytes:
+        """The structure of a tree of these arrays, which is not rendered again while they are lent."""
+        skeleton = seen.skeleton
+        if skeleton is None:
+            return seen.structure
+        if skeleton not in self._structures:
+            self._structures[skeleton] = seen.structure
+        return self._structures[skeleton]
 
     @classmethod
     def of(cls, seen: SeenTree) -> Lent:
@@ -110,11 +129,11 @@ class Lent(Scattered):
                 _lent[seen.signature] = known
         return known
 
-    def register(self) -> tuple[RDMABuffer, ...]:
-        """Let others read it."""
-        lent = [lend_scattered(self)] if self.places else []
+    def register(self, *, writable: bool) -> tuple[RDMABuffer, ...]:
+        """Let others read it, and write it if *writable*."""
+        lent = [lend_scattered(self, writable=writable)] if self.places else []
         others = [
-            RDMABuffer(bytes_of_leaves(one.leaves, one.first, one.num_bytes), writable=False) for one in self.others
+            RDMABuffer(bytes_of_leaves(one.leaves, one.first, one.num_bytes), writable=writable) for one in self.others
         ]
         return (*lent, *others)
 

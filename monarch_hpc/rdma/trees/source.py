@@ -31,6 +31,7 @@ class Source:
     Args:
         num_copies: number of copies that readers get; 0 for the tree's own memory.
         dtype: the type that floating-point elements of the copies are converted to; empty for none.
+        writable: whether others may write to the tree's own memory.
 
     Raises:
         TypeError, ValueError: the tree cannot be read by others.
@@ -41,7 +42,7 @@ class Source:
         version: the last one that was published; 0 if there are no copies.
     """
 
-    def __init__(self, tree: object, num_copies: int, dtype: str) -> None:
+    def __init__(self, tree: object, num_copies: int, dtype: str, *, writable: bool) -> None:
         self._tree = tree
         self._lock = allocate_lock()
         self._fence = allocate_lock()
@@ -60,7 +61,10 @@ class Source:
             places = pack_places(entries, regions)
         else:
             lent = Lent.of(seen)
-            memories, structure, pins = (lent.register(),), seen.structure, None
+            fixed = [key for key, leaf in seen.leaves.items() if not leaf.writable] if writable else []
+            if fixed:
+                raise ValueError(f"the tree has {in_words(fixed)}, which can only be read: pass copies of them")
+            memories, structure, pins = (lent.register(writable=writable),), lent.structure_of(seen), None
             entries, regions, places = lent.entries, lent.regions, lent.packed
         self.layout = Layout(entries, tuple(seen.values), regions, memories, bool(num_copies), structure, pins)
         packed = self._shape.pack(self.layout, places)

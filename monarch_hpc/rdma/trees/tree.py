@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-__all__ = ["Placeholder", "join_trees", "named_leaves", "replace_leaves", "set_values"]
+__all__ = ["Placeholder", "join_trees", "named_leaves", "replace_leaves", "set_values", "skeleton_of"]
 
 _Path = tuple[str, ...]
+
+_MAX_TYPES = 1024
+"""Number of types whose containers are known; more than a program has in its trees."""
 
 
 class Placeholder:
@@ -70,13 +74,44 @@ def _replace(value: Any, path: _Path, replace: Callable[[str, Any], Any], around
 
 def _parts(value: Any) -> list[tuple[Any, Any]] | None:
     """The contents of a container with what leads to each; None for other values."""
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, list | tuple):
-        return list(zip(getattr(value, "_fields", itertools.count()), value, strict=False))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(one.name, getattr(value, one.name)) for one in dataclasses.fields(value) if hasattr(value, one.name)]
+    parts_of = _parts_by(type(value))  # type: ignore[arg-type]  # types are hashable
+    return None if parts_of is None else parts_of(value)
+
+
+@functools.lru_cache(_MAX_TYPES)
+def _parts_by(kind: type) -> Callable[[Any], list[tuple[Any, Any]]] | None:
+    """Takes apart containers of this type; None if it is not one. Kept, since a tree has thousands of arrays."""
+    if issubclass(kind, dict):
+        return lambda value: list(value.items())
+    if issubclass(kind, list | tuple):
+        return lambda value: list(zip(getattr(value, "_fields", itertools.count()), value, strict=False))
+    if dataclasses.is_dataclass(kind):
+        names = [one.name for one in dataclasses.fields(kind)]
+        return lambda value: [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     return None
+
+
+def skeleton_of(tree: object) -> Hashable:
+    """What is equal for trees of equal containers whose values are all `Placeholder`; None for any other tree."""
+    try:
+        return _skeleton(tree)
+    except _NotPlainError:
+        return None
+
+
+class _NotPlainError(Exception):
+    """The tree has other values, or containers of derived classes."""
+
+
+def _skeleton(value: Any) -> Hashable:
+    kind = type(value)
+    if kind is Placeholder:
+        return 0
+    if kind is dict:
+        return kind, tuple(value), tuple(map(_skeleton, value.values()))
+    if kind is list or kind is tuple:
+        return kind, tuple(map(_skeleton, value))
+    raise _NotPlainError
 
 
 def _set(container: Any, name: Any, part: Any) -> None:

@@ -12,6 +12,7 @@ from monarch_hpc.slurm.commands.jobs import SACCT_FORMAT, SQUEUE_FORMAT, WAITING
 __all__ = [
     "COMMANDS",
     "accounted_argv",
+    "agent_step_argv",
     "change_job_argv",
     "configuration_argv",
     "flag_words",
@@ -29,12 +30,14 @@ __all__ = [
     "scrubbed",
     "show_job_argv",
     "show_nodes_argv",
+    "signal_batch_argv",
     "submit_argv",
     "submit_next_argv",
     "test_only_argv",
     "topology_argv",
     "version_argv",
     "waiting_argv",
+    "wide_step_argv",
     "write_script_argv",
 ]
 
@@ -134,6 +137,11 @@ def requeue_argv(job_id: str) -> tuple[str, ...]:
     return ("scontrol", "requeue", str(job_id))
 
 
+def signal_batch_argv(job_id: int, signal: int) -> tuple[str, ...]:
+    """Send the batch script of a job a signal, and no step of it."""
+    return ("scancel", "--batch", f"--signal={signal}", str(job_id))
+
+
 def write_script_argv(job_id: str, path: Path) -> tuple[str, ...]:
     """Write the batch script of a job to a file."""
     return ("scontrol", "write", "batch_script", str(job_id), str(path))
@@ -144,9 +152,10 @@ def queue_argv(names: Iterable[str]) -> tuple[str, ...]:
     return ("squeue", "--me", "--noheader", f"--format={SQUEUE_FORMAT}", f"--name={','.join(sorted(names))}")
 
 
-def test_only_argv(flags: Mapping[str, FlagValue]) -> tuple[str, ...]:
-    """Ask when a job with these flags would start; nothing is submitted."""
-    return ("sbatch", "--test-only", *flag_words(flags), "--wrap=:")
+def test_only_argv(components: Sequence[Mapping[str, FlagValue]]) -> tuple[str, ...]:
+    """Ask when a job with the flags of these components would start; nothing is submitted."""
+    words = [word for flags in components for word in (":", *flag_words(flags))][1:]
+    return ("sbatch", "--test-only", *words, "--wrap=:")
 
 
 def waiting_argv() -> tuple[str, ...]:
@@ -193,26 +202,51 @@ def release_argv(job_id: int | str) -> tuple[str, ...]:
     return ("scancel", str(job_id))
 
 
-def relay_argv(job_id: int, host: str, command: Sequence[str]) -> tuple[str, ...]:
+def relay_argv(job_id: int, host: str, command: Sequence[str], component: int = -1) -> tuple[str, ...]:
     """Run *command* on one host of a job, with unbuffered binary input and output.
+
+    Args:
+        component: that has the host, in a heterogeneous job; -1 in any other.
 
     Never on more than one host: where steps get network identifiers, wider steps may exhaust them.
     """
     return (
-        *("srun", f"--jobid={job_id}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--job-name=relay"),
+        *("srun", f"--jobid={job_id}", *_component_words(component)),
+        *(f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--job-name=relay"),
         *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--unbuffered", "--quiet"),
         *command,
     )
 
 
+def wide_step_argv(job_id: int, sizes: Sequence[int], command: Sequence[str]) -> tuple[str, ...]:
+    """Run *command* once on each host of a job that has no other step.
+
+    Args:
+        sizes: number of hosts of the job; of a heterogeneous one, of each component.
+    """
+    words: list[str] = []
+    for component, num_hosts in enumerate(sizes):
+        words += [":"] if component else []
+        words += _component_words(component if len(sizes) > 1 else -1)
+        words += [f"--nodes={num_hosts}", f"--ntasks={num_hosts}", "--ntasks-per-node=1", "--job-name=look"]
+        words += ["--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--quiet", *command]
+    return ("srun", f"--jobid={job_id}", *words)
+
+
 def mpi_step_argv(
-    job_id: int, hosts: Sequence[str], per_host: int, flags: Mapping[str, FlagValue], command: Sequence[str]
+    job_id: int,
+    hosts: Sequence[str],
+    per_host: int,
+    flags: Mapping[str, FlagValue],
+    command: Sequence[str],
+    component: int = -1,
 ) -> tuple[str, ...]:
     """Run *command* *per_host* times on each of *hosts*, ranks in their order, as one step of a job.
 
     Args:
         hosts: in Slurm's node order.
         flags: further flags, as `flag_words` takes them; they cannot change the step's shape.
+        component: that has the hosts, in a heterogeneous job; -1 in any other.
     """
     shape: dict[str, FlagValue] = {
         **flags,
@@ -222,10 +256,33 @@ def mpi_step_argv(
         "distribution": "block",
     }
     return (
-        *("srun", f"--jobid={job_id}", f"--nodelist={','.join(hosts)}", "--job-name=mpi", "--quiet"),
+        *("srun", f"--jobid={job_id}", *_component_words(component), f"--nodelist={','.join(hosts)}"),
+        *("--job-name=mpi", "--quiet"),
         *flag_words(shape),
         *command,
     )
+
+
+def agent_step_argv(
+    job_id: int, host: str, flags: Mapping[str, FlagValue], command: Sequence[str], component: int = -1
+) -> tuple[str, ...]:
+    """Run an agent on one host of a job, in a step of its own.
+
+    Args:
+        flags: further flags, as `flag_words` takes them; they cannot change the step's shape.
+        component: that has the host, in a heterogeneous job; -1 in any other.
+    """
+    shape: dict[str, FlagValue] = {**flags, "nodes": "1", "ntasks": "1", "ntasks-per-node": "1"}
+    return (
+        *("srun", f"--jobid={job_id}", *_component_words(component), f"--nodelist={host}"),
+        *("--job-name=agent", "--quiet"),
+        *flag_words(shape),
+        *command,
+    )
+
+
+def _component_words(component: int) -> list[str]:
+    return [] if component < 0 else [f"--het-group={component}"]
 
 
 def partitions_argv() -> tuple[str, ...]:

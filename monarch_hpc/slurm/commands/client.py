@@ -33,11 +33,13 @@ from monarch_hpc.slurm.commands.argv import (
     scrubbed,
     show_job_argv,
     show_nodes_argv,
+    signal_batch_argv,
     submit_argv,
     submit_next_argv,
     test_only_argv,
     version_argv,
     waiting_argv,
+    wide_step_argv,
     write_script_argv,
 )
 from monarch_hpc.slurm.commands.cluster import (
@@ -127,11 +129,11 @@ class SlurmClient:
         except SlurmCommandError as error:
             raise self._advised(error, flags) from error
 
-    def plan(self, flags: Mapping[str, FlagValue], *, advised: bool) -> PlannedStart:
+    def plan(self, components: Sequence[Mapping[str, FlagValue]], *, advised: bool) -> PlannedStart:
         """Ask when a job with these flags would start; nothing is submitted.
 
         Args:
-            flags: the job's flags.
+            components: the job's flags; of a heterogeneous one, those of each component.
             advised: whether to explain a refusal, for which Slurm may be asked once more.
 
         Raises:
@@ -140,13 +142,13 @@ class SlurmClient:
         """
         try:
             # sbatch writes the answer to stderr.
-            return parse_planned_start(self._run(test_only_argv(flags), with_stderr=True))
+            return parse_planned_start(self._run(test_only_argv(components), with_stderr=True))
         except SlurmBusy:
             raise
         except SlurmCommandError as error:
             if not advised:
                 raise
-            words = {name: "" if value is True else str(value) for name, value in flags.items() if value}
+            words = {name: "" if value is True else str(value) for name, value in components[0].items() if value}
             raise self._advised(error, words) from error
 
     def partition_limits(self) -> tuple[Partition, ...]:
@@ -157,14 +159,21 @@ class SlurmClient:
         """Return the states of nodes."""
         return parse_show_nodes(self._run(show_nodes_argv(hosts)))
 
-    def run_on(self, job_id: int, host: str, command: Sequence[str], timeout_s: float) -> str:
+    def run_on(self, job_id: int, host: str, command: Sequence[str], timeout_s: float, component: int = -1) -> str:
         """Run a command on one host of a job, as a step that takes nothing from it, and return what it prints.
+
+        Args:
+            component: that has the host, in a heterogeneous job; -1 in any other.
 
         Raises:
             SlurmBusy: no answer in *timeout_s* seconds.
             SlurmCommandError: the step could not be started, or the command failed.
         """
-        return self._run(relay_argv(job_id, host, command), timeout_s)
+        return self._run(relay_argv(job_id, host, command, component), timeout_s)
+
+    def run_on_all(self, job_id: int, sizes: Sequence[int], command: Sequence[str], timeout_s: float) -> str:
+        """Run a command on each host of a job, whose components have *sizes* hosts; otherwise as `run_on`."""
+        return self._run(wide_step_argv(job_id, sizes, command), timeout_s)
 
     def waiting(self) -> tuple[WaitingJob, ...]:
         """Return this user's jobs that wait."""
@@ -243,6 +252,14 @@ class SlurmClient:
             SlurmCommandError: Slurm refused, as it does for jobs with ``--no-requeue``.
         """
         self._run(requeue_argv(job_id))
+
+    def signal_batch(self, job_id: int, signal: int) -> None:
+        """Send the batch script of a running job a signal.
+
+        Raises:
+            SlurmCommandError: Slurm refused, as the job does not run.
+        """
+        self._run(signal_batch_argv(job_id, signal))
 
     def write_script(self, job_id: str, path: Path) -> None:
         """Write the batch script of a job to *path*."""

@@ -67,6 +67,12 @@ class NodeState:
     reason: str
 
     @property
+    def failed(self) -> bool:
+        """Whether Slurm says that the node does not work, or does not answer; a drained node works."""
+        words = {word.strip("*~#!%$@^-") for word in self.state.split("+")}
+        return "*" in self.state or bool(words & {"DOWN", "FAIL", "FAILED", "ERROR", "NOT_RESPONDING"})
+
+    @property
     def usable(self) -> bool:
         """Whether Slurm lets jobs run there. Slurm marks a node that does not respond with a star."""
         words = {word.strip("*~#!%$@^-") for word in self.state.split("+")}

@@ -7,6 +7,7 @@ changes with each release, is missing in old ones, and ignores squeue's filters 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import SlurmParseError
@@ -41,7 +42,8 @@ WAITING_FORMAT = "%A|%j|%D|%l|%P|%V|%S|%r"
 
 _LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", re.ASCII)
 
-_PLANNED = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on (?:nodes )?(\S+) in partition (\S+)")
+# Of a heterogeneous job, several of whose components may be in different partitions, sbatch names none.
+_PLANNED = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,9 @@ class QueueRow:
 class JobDetail:
     """One job as scontrol shows it, which it does for some minutes after the job's end, too; or as sacct does later.
 
-    *restarts* is the number of requeues so far; *requeues* tells whether the job may be requeued; *start*, *end* and
-    *limit* are as Slurm prints them.
+    *restarts* is the number of requeues so far; *requeues* tells whether the job may be requeued; *preempted* whether
+    it was chosen to make room for another; *start*, *end* and *limit* are as Slurm prints them. *components* are, from
+    scontrol, the hosts of each component of a heterogeneous job; of any other job, its hosts.
     """
 
     job_id: int
@@ -95,6 +98,8 @@ class JobDetail:
     num_hosts: int = 0
     reservation: str = ""
     source: str = "scontrol"
+    preempted: bool = False
+    components: tuple[str, ...] = ()
 
     @property
     def end_s(self) -> float | None:
@@ -118,7 +123,7 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStart:
-    """The answer of ``sbatch --test-only``: when and where a job would start, if it were submitted."""
+    """The answer of ``sbatch --test-only``: when and where a job would start; an empty partition is unknown."""
 
     start: str
     hosts: str
@@ -136,18 +141,32 @@ def parse_job_id(text: str) -> int:
 
 
 def parse_queue(text: str) -> tuple[QueueRow, ...]:
-    """Parse the output of squeue with `SQUEUE_FORMAT`."""
-    return tuple(_parse_row(line) for line in text.splitlines() if line.strip())
+    """Parse the output of squeue with `SQUEUE_FORMAT`, with one row for a heterogeneous job.
+
+    Its components have one name, which no other job has, and the first of them has the job's state.
+    """
+    rows: dict[str, QueueRow] = {}
+    for row in map(_parse_row, filter(str.strip, text.splitlines())):
+        known = rows.setdefault(row.name, row)
+        if known is not row:
+            first, later = sorted((known, row), key=lambda one: one.job_id)
+            hosts = ",".join(filter(None, (first.hosts, later.hosts)))
+            rows[row.name] = replace(first, num_hosts=first.num_hosts + later.num_hosts, hosts=hosts)
+    return tuple(rows.values())
 
 
 def parse_show_job(text: str) -> JobDetail:
-    """Parse the output of ``scontrol -o show job N``; for a heterogeneous or array job, its first line.
+    """Parse the output of ``scontrol -o show job N``; for an array, its first line.
+
+    For a heterogeneous job, the first component's, with the hosts of all.
 
     Raises:
         SlurmParseError: the text contains no job.
     """
-    line = next((line for line in text.splitlines() if line.startswith("JobId=")), "")
-    fields = fields_of(line)
+    jobs = [fields_of(line) for line in text.splitlines() if line.startswith("JobId=")] or [{}]
+    fields = jobs[0]
+    components = jobs if "HetJobId" in fields else jobs[:1]
+    hosts = tuple(something(component.get("NodeList", "")) for component in components)
     try:
         return JobDetail(
             job_id=int(fields["JobId"]),
@@ -156,15 +175,17 @@ def parse_show_job(text: str) -> JobDetail:
             slurm_state=fields["JobState"],
             reason=something(fields.get("Reason", "")),
             exit_code=fields.get("ExitCode", ""),
-            hosts=something(fields.get("NodeList", "")),
+            hosts=",".join(filter(None, hosts)),
             batch_host=something(fields.get("BatchHost", "")),
             end=something(fields.get("EndTime", "")),
             restarts=int(fields.get("Restarts", "0")),
             requeues=fields.get("Requeue", "0") != "0",
             limit=something(fields.get("TimeLimit", "")),
             start=something(fields.get("StartTime", "")),
-            num_hosts=int(first[0]) if (first := re.match(r"\d+", fields.get("NumNodes", ""))) else 0,
+            num_hosts=sum(_number(component.get("NumNodes", "")) for component in components),
             reservation=something(fields.get("Reservation", "")),
+            preempted=bool(something(fields.get("PreemptTime", ""))),
+            components=hosts,
         )
     except (KeyError, ValueError) as error:
         raise SlurmParseError("scontrol -o show job", text) from error
@@ -202,7 +223,7 @@ def parse_planned_start(text: str) -> PlannedStart:
     match = _PLANNED.search(text)
     if match is None:
         raise SlurmParseError("sbatch --test-only", text)
-    return PlannedStart(*match.groups())
+    return PlannedStart(*match.groups(""))
 
 
 def parse_accounted(text: str, name: str) -> JobDetail | None:
@@ -232,6 +253,11 @@ def parse_accounted(text: str, name: str) -> JobDetail | None:
     return None
 
 
+def _number(text: str) -> int:
+    """The number that *text* begins with; 0 if there is none."""
+    return int(first[0]) if (first := re.match(r"\d+", text)) else 0
+
+
 def _parse_row(line: str) -> QueueRow:
     parts = line.strip().split("|", 7)
     if len(parts) != 8 or not parts[0].isdigit():
@@ -243,7 +269,7 @@ def _parse_row(line: str) -> QueueRow:
         state=SlurmState.parse(text),
         slurm_state=text,
         # A range such as 2-4, for a pending job that requested one.
-        num_hosts=int(first[0]) if (first := re.match(r"\d+", num_hosts)) else 0,
+        num_hosts=_number(num_hosts),
         hosts=something(hosts),
         end=something(end),
         left="" if left in {"INVALID", "NOT_SET"} else something(left),

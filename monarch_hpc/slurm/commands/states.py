@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from monarch_hpc.core.death import DeathKind
+
 __all__ = ["Phase", "SlurmState"]
 
 
@@ -121,6 +123,25 @@ class SlurmState(enum.Enum):
             # A failed launch or reconfiguration is requeued, held or ended, as the site decided.
             case SlurmState.LAUNCH_FAILED | SlurmState.RECONFIG_FAIL | SlurmState.UNKNOWN:
                 return Phase.UNKNOWN
+
+    @property
+    def death(self) -> DeathKind | None:
+        """The kind of death of a job that has ended in this state; None for other states."""
+        match self:
+            case SlurmState.TIMEOUT | SlurmState.DEADLINE:
+                return DeathKind.TIME_LIMIT
+            case SlurmState.PREEMPTED:
+                return DeathKind.PREEMPTED
+            case SlurmState.CANCELLED | SlurmState.REVOKED:
+                return DeathKind.CANCELLED
+            case SlurmState.NODE_FAIL | SlurmState.BOOT_FAIL:
+                return DeathKind.NODE_FAILURE
+            case SlurmState.OUT_OF_MEMORY:
+                return DeathKind.OOM
+            case SlurmState.COMPLETED | SlurmState.FAILED:
+                return DeathKind.EXIT
+            case _:
+                return None
 
     @property
     def meaning(self) -> str:

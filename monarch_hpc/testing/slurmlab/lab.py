@@ -311,16 +311,16 @@ class SlurmLab:
         self._check_compute(host)
         self._machines.set_link(host, "up")
 
-    def cut(self, one: str, other: str) -> None:
-        """Silently drop all packets between two compute hosts; each still reaches all others."""
-        self._set_between(one, other, "cut")
+    def cut(self, one: str, other: str, *, one_way: bool = False) -> None:
+        """Drop all packets between two compute hosts, or only those from *one*; each still reaches all others."""
+        self._set_between(one, other, "cut", one_way=one_way)
 
     def join(self, one: str, other: str) -> None:
         """Undo `cut`."""
         self._set_between(one, other, "joined")
 
-    def _set_between(self, one: str, other: str, state: str) -> None:
-        for host, there in ((one, other), (other, one)):
+    def _set_between(self, one: str, other: str, state: str, *, one_way: bool = False) -> None:
+        for host, there in ((one, other), (other, one))[: 1 if one_way else 2]:
             self._check_compute(host)
             self._machines.set_neighbour(host, self.address(there), state)
 

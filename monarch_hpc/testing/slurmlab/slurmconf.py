@@ -117,16 +117,16 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
 
-# Short intervals, for tests, not for production.
+# Short intervals, for tests, not for production; but longer than a process stands still on a busy machine.
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,batch_sched_delay=0,bf_interval=2,sched_min_interval=0
 SlurmctldTimeout=30
-SlurmdTimeout=10
+SlurmdTimeout=30
 MessageTimeout=10
 TCPTimeout=2
 InactiveLimit=0
-# Few jobs of ours ignore SIGTERM, and programs that handle it, on a busy machine, have half of this.
-KillWait=10
+# Few jobs of ours ignore SIGTERM, and programs that handle it, on a busy machine, have six seconds less than this.
+KillWait=30
 MinJobAge=120
 WaitTime=0
 # With 2, hosts that an administrator set down would return by themselves.
@@ -134,13 +134,18 @@ ReturnToService=1
 UnkillableStepTimeout=10
 JobRequeue=1
 EnforcePartLimits=ANY
+# Only the partition that says so gives its hosts up; its jobs get SIGTERM, and SIGKILL after GraceTime and KillWait.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 
 {_render_nodes(cluster)}
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP OverSubscribe=NO
-PartitionName=short Nodes={",".join(few)} MaxTime=2 DefaultTime=1 State=UP
-PartitionName=low Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1
-PartitionName={RESTRICTED_GROUP} Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP AllowGroups={RESTRICTED_GROUP}
-PartitionName=paid Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP AllowAccounts=physics
+PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1 PreemptMode=OFF
+PartitionName=debug Default=YES OverSubscribe=NO
+PartitionName=short Nodes={",".join(few)} MaxTime=2 DefaultTime=1
+PartitionName=low
+PartitionName={RESTRICTED_GROUP} AllowGroups={RESTRICTED_GROUP}
+PartitionName=paid AllowAccounts=physics
+PartitionName=scavenge PriorityTier=0 PreemptMode=REQUEUE GraceTime=30
 """
 
 

@@ -14,9 +14,10 @@ from types import FrameType
 from typing import Self
 
 from monarch_hpc.core.process.thread import in_main_thread
+from monarch_hpc.core.text.description import traceback_of
 from monarch_hpc.transport.engine.wakeup import Sleeper
 
-__all__ = ["ThreadSleeper", "make_sleeper", "may_be_signal"]
+__all__ = ["ThreadSleeper", "from_handler", "make_sleeper", "may_be_signal"]
 
 _SIGINT = int(signal.SIGINT)
 
@@ -100,3 +101,14 @@ def make_sleeper(poke: Callable[[], None]) -> ThreadSleeper:
 def may_be_signal(error: BaseException) -> bool:
     """Whether a signal handler may have raised *error*; then it is for the program, whatever code it interrupted."""
     return issubclass(type(error), (KeyboardInterrupt, SystemExit)) and in_main_thread()
+
+
+def from_handler(error: BaseException) -> bool:
+    """Whether *error* is Ctrl-C, or the SystemExit of a signal handler rather than of the code that it interrupted."""
+    if not may_be_signal(error) or issubclass(type(error), KeyboardInterrupt):
+        return may_be_signal(error)
+    handlers = [getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()]
+    trace = traceback_of(error)
+    while trace is not None and trace.tb_frame.f_code not in handlers:
+        trace = trace.tb_next
+    return trace is not None

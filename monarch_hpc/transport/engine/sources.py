@@ -24,6 +24,9 @@ except ImportError as error:
 
 __all__ = ["Poller", "Sources", "Timer"]
 
+_FEW_TIMERS = 256
+"""Cancelled timers are not looked for among fewer than this: that would take longer than it would save memory."""
+
 
 class Timer:
     """A callback that will run once, unless cancelled first."""
@@ -33,6 +36,11 @@ class Timer:
     def __init__(self, at_s: float, callback: Callable[[], None]) -> None:
         self.at_s = at_s
         self._callback: Callable[[], None] | None = callback
+
+    @property
+    def waits(self) -> bool:
+        """Whether it will run: it has not yet, and was not cancelled."""
+        return self._callback is not None
 
     def cancel(self) -> None:
         """Prevent the callback from running."""
@@ -89,6 +97,7 @@ class Sources(Owned):
         self._epoll = epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
+        self._most_timers = _FEW_TIMERS  # at this number the cancelled ones are looked for
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
         self._last: list[Callable[[], None]] = []
@@ -129,10 +138,18 @@ class Sources(Owned):
         timer = Timer(self.clock() + delay_s, callback)
         entry = (timer.at_s, next(self._order), timer)
         if self.driving:
-            heapq.heappush(self._timers, entry)
+            self._keep(entry)
         else:
-            self.call_soon(lambda: heapq.heappush(self._timers, entry))
+            self.call_soon(lambda: self._keep(entry))
         return timer
+
+    def _keep(self, entry: tuple[float, int, Timer]) -> None:
+        """Keep a timer until its time; those that were cancelled are let go of whenever the number has doubled."""
+        if len(self._timers) >= self._most_timers:
+            self._timers[:] = [known for known in self._timers if known[2].waits]
+            heapq.heapify(self._timers)
+            self._most_timers = max(_FEW_TIMERS, 2 * len(self._timers))
+        heapq.heappush(self._timers, entry)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run *callback* on the driver as soon as possible; from any thread."""

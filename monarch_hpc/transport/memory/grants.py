@@ -13,12 +13,19 @@ from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.cma.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.cma.stamps import Stamps
 from monarch_hpc.transport.memory.key import ID_BYTES
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.registry import Memories
-from monarch_hpc.transport.memory.requests import Change, MemoryStep, OpenedMemory, make_request, parse_request
-from monarch_hpc.transport.memory.stamps import Stamps
+from monarch_hpc.transport.memory.requests import (
+    Change,
+    MemoryStep,
+    OpenedMemory,
+    make_request,
+    parse_owner,
+    parse_request,
+)
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Grants", "Holder"]
@@ -49,7 +56,11 @@ class _Revocation:
 
 
 class Grants:
-    """The memories of a process that others have opened; `revoke` is for any thread, the rest for the driver."""
+    """The memories of a process that others have opened; `revoke` is for any thread, the rest for the driver.
+
+    Attributes:
+        path_of: what carries transfers between this process and the owner of a memory, by the owner's incarnation.
+    """
 
     def __init__(self, engine: Engine, memories: Memories, cross_memory: CrossMemory) -> None:
         self._engine = engine
@@ -59,6 +70,7 @@ class Grants:
         self._holders: dict[bytes, set[Holder]] = {}
         self._revocations: dict[bytes, _Revocation] = {}
         self._revoked: Recent[bytes, str] = Recent(_KEEP)
+        self.path_of: Callable[[int, bytes], str] = lambda _owner, _identifier: ""
 
     def on_request(self, channel: FrameChannel, frame: Frame) -> None:
         """Handle a request of a process that uses memory of this one, or its answer to one of ours.
@@ -84,6 +96,9 @@ class Grants:
             before, problem = self.change(identifier, Change.parse(rest))
             answer = (MemoryStep.REFUSED, problem.encode()) if problem else (MemoryStep.CHANGED, before)
             _send(channel, make_request(answer[0], number, identifier, answer[1]))
+        elif step is MemoryStep.ASK_PATH:
+            path = self.path_of(parse_owner(rest), identifier)
+            _send(channel, make_request(MemoryStep.PATH, number, identifier, path.encode()))
         elif step is MemoryStep.RELEASED:
             self.on_release(identifier, channel)
         else:

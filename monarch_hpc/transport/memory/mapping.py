@@ -12,7 +12,7 @@ from monarch_hpc.core.storage.segment import Access, Span, open_span
 from monarch_hpc.transport.engine.copiers import Copiers
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import Key, host_view
-from monarch_hpc.transport.memory.operations import Transfer
+from monarch_hpc.transport.memory.transfer import Transfer
 
 __all__ = ["Mapping", "map_memory"]
 

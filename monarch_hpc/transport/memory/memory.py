@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from monarch_hpc.core.machine.buffer_address import address_of, lend
 from monarch_hpc.transport.memory.key import Key
@@ -62,6 +62,10 @@ class Memory:
         """Where it lies in this process, or on its device."""
         return self.address if self.view is None else address_of(self.view)
 
+    def address_of(self, offset: int) -> int:
+        """Address of the byte at *offset*, which there is."""
+        return self._key.locate(offset, self.first_address)
+
     @property
     def nbytes(self) -> int:
         """Size of the memory."""
@@ -78,6 +82,11 @@ class Memory:
         if self.view is not None:
             return self.view[offset : offset + num_bytes]
         return lend(self._key.locate(offset, 0), num_bytes, self.buffer)
+
+    def target(self, offset: int, num_bytes: int) -> Any:
+        """These bytes, which there are, of a host or of a device, as a target of transfers."""
+        buffer: Any = self.buffer
+        return buffer[offset : offset + num_bytes] if self._key.on_device else self.part(offset, num_bytes)
 
     def attach(self, address: int, rkey: bytes, close: Callable[[], None]) -> None:
         """Let the fabric serve the memory too; keys requested from here on contain its part. For the fabric.

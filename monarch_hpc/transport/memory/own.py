@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.cma.cross_memory import CrossMemory
 from monarch_hpc.transport.memory.grants import Grants
 from monarch_hpc.transport.memory.moves import Moves, join_transfers
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import Answered
 from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.transport.memory.requests import Change
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.pulls.pulls import Pulls
 from monarch_hpc.wire.frames import Frame, Kind
 
@@ -72,6 +74,21 @@ class OwnMemories:
     def path(self, _identifier: bytes) -> str:
         """See `transport.memory.peer.MemoryPeer.path`."""
         return "local"
+
+    def find_paths(self, incarnation: int, channels: Mapping[int, FrameChannel]) -> None:
+        """Let this process, which has *incarnation*, and others ask for paths; *channels* are by the peer's."""
+
+        def path_of(owner: int, identifier: bytes) -> str:
+            channel = channels.get(owner)
+            if channel is None:
+                return self.path(identifier) if owner == incarnation else ""
+            return channel.memory.path(identifier) or channel.fabric
+
+        self.grants.path_of = path_of
+
+    def ask_path(self, identifier: bytes, owner: int, answered: Answered) -> None:
+        """See `transport.memory.peer.MemoryPeer.ask_path`."""
+        self._engine.call_soon(lambda: answered(self.grants.path_of(owner, identifier).encode()))
 
     def drop(self, identifier: bytes, who: str, answered: Answered) -> None:
         """See `transport.memory.peer.MemoryPeer.drop`."""

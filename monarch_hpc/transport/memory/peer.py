@@ -9,8 +9,8 @@ from monarch_hpc.core.errors import TransportError
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.mapping import Mapping
 from monarch_hpc.transport.memory.moves import Moves
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.requests import Change
+from monarch_hpc.transport.memory.transfer import Transfer
 
 __all__ = ["Answered", "MemoryPeer", "RemoteMemory", "Start"]
 
@@ -78,6 +78,15 @@ class MemoryPeer(Protocol):
 
     def path(self, identifier: bytes) -> str:
         """What carries transfers with the memory other than the channel's fabric; empty if that does."""
+        ...
+
+    def ask_path(self, identifier: bytes, owner: int, answered: Answered) -> None:
+        """Ask the process what carries transfers of a memory between it and the memory's owner.
+
+        Args:
+            owner: the owner's incarnation.
+            answered: gets UTF-8 text, empty if the process has not used the memory.
+        """
         ...
 
     def move_all(self, moves: Moves) -> Transfer:

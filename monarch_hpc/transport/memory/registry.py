@@ -1,6 +1,6 @@
 """Registers memory that other processes read and write, and serves it from the engine, without running user code.
 
-Where a fabric reaches the memory, it serves it itself; see `transport.memory.operations` for the other side.
+Where a fabric reaches the memory, it serves it itself; see `transport.memory.framed.operations` for the other side.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from monarch_hpc.core.machine.buffer_address import address_of
 from monarch_hpc.core.storage.segment import find
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.framed.lists import ListedPiece, ListProblem, pack_problem, parse_list, scatter
+from monarch_hpc.transport.memory.framed.operations import PIECE_BYTES
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, parse_span
 from monarch_hpc.transport.memory.memory import Memory
-from monarch_hpc.transport.memory.operations import PIECE_BYTES, Transfer
 from monarch_hpc.transport.memory.places import Scattered
 from monarch_hpc.transport.memory.requests import WORD_BYTES, Change
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, RefusedBuffers, sizes_of
 
 __all__ = ["Memories"]
 
+_LISTS = frozenset((Kind.GET_LIST, Kind.PUT_LIST))
 _HERE = "this process"  # the owner of the memory, in errors
 
 
@@ -150,7 +153,10 @@ class Memories:
         return places
 
     def serve(self, channel: FrameChannel, frame: Frame) -> None:
-        """Answer a GET or PUT frame, also one that cannot be parsed: the channel serves others of that process, too."""
+        """Answer a GET or PUT frame, or one of a list, also if it cannot be parsed: the channel serves others, too."""
+        if frame.kind in _LISTS:
+            self._serve_list(channel, frame)
+            return
         landed = self._landings.pop(channel, None) if frame.kind is Kind.PUT else None
         buffers: tuple[memoryview, ...] = ()
         try:
@@ -170,6 +176,36 @@ class Memories:
                 place[:] = frame.buffers[0]
         with contextlib.suppress(TransportError):  # the requester is gone
             channel.send(Frame(Kind.DATA, frame.reply, frame.dest, problem.encode(), buffers))
+
+    def _serve_list(self, channel: FrameChannel, frame: Frame) -> None:
+        """Answer a list with the data of its pieces, or with what is wrong with the first that is: then none moves."""
+        write = frame.kind is Kind.PUT_LIST
+        problem: ListProblem | None = None
+        pieces: list[ListedPiece] = []
+        try:
+            pieces = parse_list(frame.body)
+        except FrameError as error:
+            problem = ListProblem(None, str(error))
+        for place, (identifier, offset, nbytes) in enumerate(pieces):
+            why = self._problem(identifier, offset, nbytes, write=write)
+            if why:
+                problem = ListProblem(place, why)
+                break
+        num_bytes = sum(piece.num_bytes for piece in pieces)
+        if problem is None and write and list(sizes_of(frame.buffers)) != [num_bytes]:
+            problem = ListProblem(None, f"a list of {num_bytes} bytes came with data of another length")
+        elif problem is None and write and isinstance(frame.buffers, RefusedBuffers):
+            problem = ListProblem(None, frame.buffers.why)
+        buffers: tuple[bytes, ...] = ()
+        if problem is None:
+            places = [self._place(*piece) for piece in pieces]
+            if write:
+                scatter(frame.buffers[0], places)
+            else:
+                buffers = (b"".join(places),)
+        body = b"" if problem is None else pack_problem(problem)
+        with contextlib.suppress(TransportError):  # the requester is gone
+            channel.send(Frame(Kind.DATA, frame.reply, frame.dest, body, buffers))
 
     def _place(self, identifier: bytes, offset: int, nbytes: int) -> memoryview:
         return self._memories[identifier].part(offset, nbytes)

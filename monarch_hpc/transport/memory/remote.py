@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import itertools
 from _thread import allocate_lock
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
+from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import FrameError, MemoryAccessError, TransportError
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.cross_memory import AttachedMemory, CrossMemory
-from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, num_bytes_of
+from monarch_hpc.transport.memory.carriers import Carriers
+from monarch_hpc.transport.memory.cma.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.framed.operations import Operations
+from monarch_hpc.transport.memory.key import ID_BYTES, Key, num_bytes_of
 from monarch_hpc.transport.memory.mapping import map_memory
-from monarch_hpc.transport.memory.moves import Mover, Moves, join_transfers
-from monarch_hpc.transport.memory.operations import Operations, Transfer
+from monarch_hpc.transport.memory.moves import Mover, Moves
 from monarch_hpc.transport.memory.peer import Answered, RemoteMemory, Start
-from monarch_hpc.transport.memory.requests import Change, MemoryStep, OpenedMemory, make_request, parse_request
+from monarch_hpc.transport.memory.requests import (
+    Change,
+    MemoryStep,
+    OpenedMemory,
+    make_request,
+    pack_owner,
+    parse_request,
+)
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Frame, FrameHead
 
 __all__ = ["RemoteMemories"]
@@ -38,7 +48,6 @@ class RemoteMemories:
         send: sends a frame to the peer.
         broken: returns why the channel has ended; None while it is open.
         where: the peer, for errors.
-        max_frame_bytes: config key `transport.max_frame_bytes`.
         cross_memory: what copies memory of processes of this host.
         want_lane: asks for a lane now, if one can be had; on the driver.
     """
@@ -49,20 +58,18 @@ class RemoteMemories:
         send: Callable[[Frame], object],
         broken: Callable[[], object],
         where: str,
-        max_frame_bytes: int,
+        limits: TransportConfig,
         cross_memory: CrossMemory,
         want_lane: Callable[[], None],
     ) -> None:
-        self._lane: Mover | None = None
         self._want_lane = want_lane
         self._until_lane: list[Start] | None = []  # of large transfers; None once there is a lane, or will be none
         self._engine = engine
         self._send = send
-        self._broken = broken
         self._where = where
-        self._operations = Operations(engine, send, where, max_frame_bytes)
+        self._operations = Operations(engine, send, where, limits.max_frame_bytes, limits.list_pieces)
+        self._carriers = Carriers(engine, self._operations, broken)
         self._cross_memory = cross_memory
-        self._attachment: AttachedMemory | None = None
         self._lock = allocate_lock()
         self._numbers = itertools.count(1)
         self._requests: dict[int, Answered] = {}
@@ -83,16 +90,7 @@ class RemoteMemories:
             key = Key.parse(packed)
         except MemoryAccessError as error:
             return self._refuse(error)
-        return self._carry(key, offset, buffer, write=write)
-
-    def _carry(self, key: Key, offset: int, buffer: object, *, write: bool) -> Transfer:
-        """Start the transfer on the lane; by frames where there is none, or where those are to carry it."""
-        lane = self._lane
-        if lane is not None and self._broken() is None:
-            carried = lane.move(key, offset, buffer, write=write)
-            if carried is not None:
-                return carried
-        return (self._operations.put if write else self._operations.get)(key, offset, buffer)
+        return self._carriers.by_key(key, offset, buffer, write=write)
 
     def _refuse(self, error: TransportError) -> Transfer:
         transfer = Transfer(self._engine, "")
@@ -115,9 +113,7 @@ class RemoteMemories:
         if key is None or waits:
             return self._move_later(identifier, remote, offset, buffer, write=write)
         try:
-            transfer = self._copy(remote, key, offset, buffer, write=write) or self._carry(
-                key, offset, buffer, write=write
-            )
+            transfer = self._carriers.move(remote, key, offset, buffer, write=write)
         except BaseException:
             self._moved(identifier, remote)
             raise
@@ -127,21 +123,10 @@ class RemoteMemories:
             transfer.on_done(lambda _transfer: self._moved(identifier, remote))
         return transfer
 
-    def _copy(self, remote: RemoteMemory, key: Key, offset: int, buffer: object, *, write: bool) -> Transfer | None:
-        """Start the transfer as a copy by this process; None where that is impossible."""
-        if device_span(buffer) is not None:
-            return None
-        if remote.mapping is not None:
-            return remote.mapping.move(offset, buffer, write=write)
-        attachment = self._attachment
-        if not remote.address or attachment is None:
-            return None
-        return attachment.move(key, remote.address, offset, host_view(buffer, writable=not write), write=write)
-
     def move_all(self, moves: Moves) -> Transfer:
         """See `transport.memory.peer.MemoryPeer.move_all`."""
         with self._lock:
-            problem = next(filter(None, map(self._problem, moves.identifiers)), None)
+            problem = self._problem_of(moves)
             found = [self._remotes.get(identifier) for identifier in moves.identifiers]
             remotes = [(remote, remote.key) for remote in found if remote is not None and remote.key is not None]
             opened = len(remotes) == len(found)
@@ -158,9 +143,7 @@ class RemoteMemories:
                 self._moved(identifier, remote)
 
         try:
-            transfer = self._begin_all(moves, remotes) or join_transfers(
-                self._engine, str(moves), [self.move(*move[:3], write=move[3]) for move in moves.moves]
-            )
+            transfer = self._carriers.move_all(moves, remotes)
         except BaseException:
             moved()
             raise
@@ -170,34 +153,26 @@ class RemoteMemories:
             transfer.on_done(moved)
         return transfer
 
-    def _begin_all(self, moves: Moves, remotes: Sequence[tuple[RemoteMemory, Key]]) -> Transfer | None:
-        """Begin *moves* as one, by copies or on the lane; None where each is to be begun by itself."""
-        attachment, lane = self._attachment, self._lane
-        if not moves.on_host or any(remote.mapping is not None for remote, _key in remotes):
-            return None
-        if attachment is not None and all(remote.address for remote, _key in remotes):
-            return attachment.move_all(moves, [(key, remote.address) for remote, key in remotes])
-        if lane is None or self._broken() is not None or any(remote.path for remote, _key in remotes):
-            return None
-        return lane.move_all(moves, [key for _remote, key in remotes])
-
     def _open_and_move(self, moves: Moves) -> Transfer:
         outer = Transfer(self._engine, f"{moves}, {self._where}")
         outer.stop_by(outer.finish)
-        # A transfer of no bytes fetches the key.
-        opening = [self.move(identifier, 0, bytearray(), write=False) for identifier in moves.identifiers]
+        left = set(moves.identifiers)
 
-        def start(opened: Transfer) -> None:
-            if outer.done:  # it was stopped
+        def opened(identifier: bytes, error: TransportError | None) -> None:
+            left.discard(identifier)
+            if outer.done:  # it was stopped, or has failed
                 return
-            if opened.error is not None:
-                outer.finish(opened.error)
-                return
-            inner = self.move_all(moves)
-            outer.stop_by(lambda error: outer.finish(error) if inner.stop(error) else None)
-            inner.on_done(lambda _inner: outer.finish(inner.error))
+            if isinstance(error, MemoryAccessError):
+                error = MemoryAccessError(error.where, moves.name(moves.place_of(identifier), error.problem))
+            if error is not None:
+                outer.finish(error)
+            elif not left:
+                self._follow(outer, lambda: self.move_all(moves))
 
-        join_transfers(self._engine, str(moves), opening).on_done(start)
+        for identifier in moves.identifiers:
+            with self._lock:
+                remote = self._remotes.setdefault(identifier, RemoteMemory())
+            self._when_open(identifier, remote, partial(opened, identifier), for_large=False)
         return outer
 
     def path(self, identifier: bytes) -> str:
@@ -226,17 +201,21 @@ class RemoteMemories:
                 return
             if error is not None:
                 outer.finish(error)
-                return
-            try:
-                inner = self.move(identifier, offset, buffer, write=write)
-            except Exception as failure:  # noqa: BLE001 such as a buffer that has become read-only; a transfer always ends
-                outer.finish(MemoryAccessError(self._where, str(failure)))
             else:
-                outer.stop_by(lambda error: outer.finish(error) if inner.stop(error) else None)
-                inner.on_done(lambda _inner: outer.finish(inner.error))
+                self._follow(outer, lambda: self.move(identifier, offset, buffer, write=write))
 
         self._when_open(identifier, remote, start, for_large=True)
         return outer
+
+    def _follow(self, outer: Transfer, begin: Callable[[], Transfer]) -> None:
+        """Let *outer* end as the transfer that *begin* starts does."""
+        try:
+            inner = begin()
+        except Exception as failure:  # noqa: BLE001 such as a buffer that has become read-only; a transfer always ends
+            outer.finish(MemoryAccessError(self._where, str(failure)))
+        else:
+            outer.stop_by(lambda error: outer.finish(error) if inner.stop(error) else None)
+            inner.on_done(lambda _inner: outer.finish(inner.error))
 
     def _when_open(self, identifier: bytes, remote: RemoteMemory, start: Start, *, for_large: bool) -> None:
         """Call *start* on the driver once the memory's key has been fetched, or with the reason why it cannot be.
@@ -272,6 +251,10 @@ class RemoteMemories:
         """See `transport.memory.peer.MemoryPeer.change`."""
         self._request(MemoryStep.CHANGE, identifier, change.pack(), answered)
 
+    def ask_path(self, identifier: bytes, owner: int, answered: Answered) -> None:
+        """See `transport.memory.peer.MemoryPeer.ask_path`."""
+        self._request(MemoryStep.ASK_PATH, identifier, pack_owner(owner), answered)
+
     def _request(self, step: MemoryStep, identifier: bytes, rest: bytes, answered: Answered) -> None:
         number = next(self._numbers)
         self._requests[number] = answered
@@ -284,6 +267,16 @@ class RemoteMemories:
             if self._requests.pop(number, None) is not None:
                 self._engine.call_soon(lambda: answered(error))
 
+    def _problem_of(self, moves: Moves) -> TransportError | None:
+        """Why a list cannot begin, with the first piece at fault; None if it can."""
+        for identifier in moves.identifiers:
+            problem = self._problem(identifier)
+            if isinstance(problem, MemoryAccessError):
+                return MemoryAccessError(self._where, moves.name(moves.place_of(identifier), problem.problem))
+            if problem is not None:
+                return problem
+        return None
+
     def _problem(self, identifier: bytes) -> TransportError | None:
         why = self._revoked.get(identifier)
         if len(identifier) != ID_BYTES:  # user code has made or changed it
@@ -295,7 +288,7 @@ class RemoteMemories:
     def settle(self, lane: Mover | None) -> None:
         """Move memory on *lane* from here on; None if there is none, as far as large transfers are to wait for it."""
         with self._lock:
-            self._lane = lane or self._lane
+            self._carriers.lane = lane or self._carriers.lane
             waiting, self._until_lane = self._until_lane or [], None
         for start in waiting:
             start(None)
@@ -328,13 +321,13 @@ class RemoteMemories:
                 opened = OpenedMemory.parse(answer)
                 key = Key.parse(opened.key)
                 mapping = map_memory(self._engine, self._cross_memory.copiers, key, self._where)
-                attachment = self._cross_memory.attach(opened, self._where, self._attachment)
+                attachment = self._cross_memory.attach(opened, self._where, self._carriers.attachment)
             except (FrameError, MemoryAccessError) as problem:  # an odd answer, or an odd key
                 error, opened = MemoryAccessError(self._where, f"its owner's answer: {problem}"), None
         with self._lock:
             if opened is not None:
                 if attachment is not None:
-                    self._attachment = attachment
+                    self._carriers.attachment = attachment
                     remote.address = opened.address
                 remote.mapping = mapping
                 remote.packed, remote.key = opened.key, key
@@ -372,8 +365,8 @@ class RemoteMemories:
         """Fail all requests and transfers: the channel has ended."""
         with self._lock:
             self._error = self._error or error
-        if self._attachment is not None:
-            self._attachment.close(error)
+        if self._carriers.attachment is not None:
+            self._carriers.attachment.close(error)
         self._operations.fail_all(error)
         with self._lock:
             waiting = [start for remote in self._remotes.values() for start in remote.waiting]

@@ -13,17 +13,28 @@ from typing import TypeVar
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
+from monarch_hpc.transport.memory.cma.stamps import STAMP_BYTES, Stamp
 from monarch_hpc.transport.memory.key import ID_BYTES
-from monarch_hpc.transport.memory.stamps import STAMP_BYTES, Stamp
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["WORD_BYTES", "Change", "MemoryStep", "OpenedMemory", "make_request", "of_owner", "parse_request"]
+__all__ = [
+    "WORD_BYTES",
+    "Change",
+    "MemoryStep",
+    "OpenedMemory",
+    "make_request",
+    "of_owner",
+    "pack_owner",
+    "parse_owner",
+    "parse_request",
+]
 
 WORD_BYTES = 8
 """Size of the numbers that `MemoryStep.CHANGE` changes."""
 
 _OPENED = struct.Struct(f"<IQ{STAMP_BYTES}sQ")  # pid, address of the stamp, stamp, address; then the key
 _CHANGE = struct.Struct("<QB8s8s")
+_OWNER = struct.Struct("<Q")
 
 
 class MemoryStep(enum.IntEnum):
@@ -38,13 +49,22 @@ class MemoryStep(enum.IntEnum):
     RELEASED = 7  # answers REVOKE, once no transfer is in progress
     CHANGE = 8  # change a number in it, atomically; the rest is a `Change`
     CHANGED = 9  # answers CHANGE; the rest is the number before the change, `WORD_BYTES`
+    ASK_PATH = 10  # what carries its bytes between you and its owner? The rest is the owner's incarnation, u64
+    PATH = 11  # answers ASK_PATH; the rest is the path, UTF-8, empty if you have not used it
 
 
 _Step = TypeVar("_Step")
 
 _STEPS = {int(step): step for step in MemoryStep}
 _OF_OWNER = frozenset(
-    (MemoryStep.OPENED, MemoryStep.REFUSED, MemoryStep.DROPPED, MemoryStep.REVOKE, MemoryStep.CHANGED)
+    (
+        MemoryStep.OPENED,
+        MemoryStep.REFUSED,
+        MemoryStep.DROPPED,
+        MemoryStep.REVOKE,
+        MemoryStep.CHANGED,
+        MemoryStep.PATH,
+    )
 )
 
 
@@ -78,6 +98,23 @@ def parse_step(frame: Frame, steps: Mapping[int, _Step], what: str) -> tuple[_St
         raise FrameError(f"{what} of {len(frame.body)} bytes with step {frame.dest}")
     body = bytes(frame.body)
     return step, body[:ID_BYTES], body[ID_BYTES:]
+
+
+def pack_owner(incarnation: int) -> bytes:
+    """Render the rest of `MemoryStep.ASK_PATH`."""
+    return _OWNER.pack(incarnation)
+
+
+def parse_owner(rest: bytes) -> int:
+    """Read what `pack_owner` rendered.
+
+    Raises:
+        FrameError: *rest* has another size.
+    """
+    if len(rest) != _OWNER.size:
+        raise FrameError(f"the incarnation of a memory's owner has {len(rest)} bytes, not {_OWNER.size}")
+    incarnation: int = _OWNER.unpack(rest)[0]
+    return incarnation
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.memory import Memory
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import MemoryPeer
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.pulls.requests import (
     Beginning,
     PullStep,
@@ -99,7 +99,7 @@ class Pull:
         self.parent: Beginning | None = None
         self.link: PullLink | None = None
         self.num_bytes = 0
-        first = memory.first_address + opening.offset
+        first = memory.address_of(opening.offset)
         self.span = first, first + opening.num_bytes
         self.followers: set[PullLink] = set()
         self._engine = engine
@@ -195,8 +195,7 @@ class Pull:
         assert self.parent is not None
         start = chunk * self.opening.chunk_bytes
         end = min(start + self.opening.chunk_bytes, self.opening.num_bytes)
-        place: Any = self.memory.buffer if self.memory.view is None else self.memory.view
-        into = place[self.opening.offset + start : self.opening.offset + end]
+        into = self.memory.target(self.opening.offset + start, end - start)
         try:
             transfer = self.link.memory.move(self.parent.memory, self.parent.offset + start, into, write=False)
         except Exception as error:  # noqa: BLE001 such as memory that was resized meanwhile; a pull always ends

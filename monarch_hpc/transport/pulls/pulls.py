@@ -191,7 +191,7 @@ class Pulls:
             return "its bytes are being written by another copy, or overlap with those of another destination"
         source = self._grants.find(opening.source)
         if source is not None:
-            start = source.first_address + opening.source_offset
+            start = source.address_of(opening.source_offset)
             if start < end and first < start + opening.num_bytes:
                 return "its bytes overlap with those of the source"
         self._spans.insert(place, pull.span)

@@ -73,6 +73,10 @@ def _peer(card: bytes, address: str) -> Peer:
     )
 
 
+def _through(peer: Peer, link: LinkKey) -> Peer:
+    return replace(peer, allocation=link.allocation, link=link.name)
+
+
 def _check_size(what: str, message: bytes, size: int, address: str) -> None:
     if len(message) != size:
         raise AuthenticationError(address, f"{what} of {len(message)} bytes, not {size}")
@@ -203,7 +207,7 @@ class Accepting:
             raise AuthenticationError(self._address, "its card contradicts its hello")
         if link is not None and peer.role is not Role.PROC:
             raise AuthenticationError(self._address, f"a link is for procs, not for a {peer.role.name.lower()}")
-        peer = replace(peer, allocation=own.allocation if link is None else link.allocation)
+        peer = replace(peer, allocation=own.allocation) if link is None else _through(peer, link)
         self._wanted, self._noise = wanted, noise
         return peer, wanted
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
+from monarch_hpc.core.errors.transport import FAREWELL
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine.engine import Engine
@@ -19,7 +20,7 @@ from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Landing, RecordReader, RecordWriter
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "read_reason"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "read_farewell"]
 
 _MAX_REASON_BYTES = 400
 _READS_PER_EVENT = 16  # then other channels are served, and timers
@@ -322,7 +323,7 @@ class TcpChannel:
         if frame.kind is _PING:
             return
         if frame.kind is _BYE:
-            raise PeerLost(str(self._peer), f"it left: {read_reason(frame)}")
+            raise PeerLost(str(self._peer), read_farewell(frame))
         try:
             self._on_frame(frame)
         except TransportError:
@@ -390,6 +391,6 @@ def _forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def read_reason(bye: Frame) -> str:
-    """The peer's reason for leaving, cut to a readable length."""
-    return bytes(bye.body[:_MAX_REASON_BYTES]).decode(errors="replace")
+def read_farewell(bye: Frame) -> str:
+    """The peer's farewell, with its reason, cut to a readable length."""
+    return FAREWELL + bytes(bye.body[:_MAX_REASON_BYTES]).decode(errors="replace")

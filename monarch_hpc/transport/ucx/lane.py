@@ -16,7 +16,7 @@ from monarch_hpc.transport.api import FabricKind, LaneListener
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import Key, device_span
 from monarch_hpc.transport.memory.moves import Moves
-from monarch_hpc.transport.memory.operations import Transfer
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.ucx.front import APART_BYTES, FRONT, Arrived, Front
 from monarch_hpc.transport.ucx.hole_probe import Probe
 from monarch_hpc.wire.frames import (
@@ -238,11 +238,11 @@ class UcxLane:
         """The list for the extension; why it is refused; or None if UCX does not reach a memory of it."""
         key_of = dict(zip(moves.identifiers, keys, strict=True))
         pieces = []
-        for identifier, offset, buffer, write in moves.moves:
+        for place, (identifier, offset, buffer, write) in enumerate(moves.moves):
             key = key_of[identifier]
             problem = key.problem(offset, buffer.nbytes, write=write)
             if problem:
-                return problem
+                return moves.name(place, problem)
             address, rkey, part = key.remote(offset)
             if not rkey:
                 return None

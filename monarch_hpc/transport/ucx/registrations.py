@@ -12,6 +12,7 @@ import bisect
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from monarch_hpc.core.machine.buffer_address import lend
 from monarch_hpc.transport.memory.memory import Memory
@@ -38,6 +39,20 @@ class _Registered:
         self.end = end
         self.served = served
         self.num_uses = 0
+
+
+class _Apart:
+    """The registrations of memory that lies apart, for all memories of it.
+
+    Attributes:
+        rkeys: UCX's packed key of each range.
+        num_uses: open memories of it.
+    """
+
+    def __init__(self, taken: list[_Registered]) -> None:
+        self.taken = taken
+        self.rkeys = tuple(one.served.key for one in taken)
+        self.num_uses = 1
 
 
 class _Ranges:
@@ -75,6 +90,8 @@ class Registrations:
         self._lock = _thread.allocate_lock()
         # Sorted by address; those that may be written to apart, since their keys let peers write.
         self._ranges = {False: _Ranges(), True: _Ranges()}
+        self._apart: dict[bool, WeakKeyDictionary[Scattered, _Apart]]
+        self._apart = {False: WeakKeyDictionary(), True: WeakKeyDictionary()}
 
     def serve(self, memory: Memory) -> None:
         """Let peers get, and put to, *memory* until it is closed.
@@ -94,16 +111,37 @@ class Registrations:
         else:
             buffer = memory.buffer
             assert isinstance(buffer, Scattered), "it lies apart"
-            taken: list[_Registered] = []
-            give_back = partial(self._give_back, taken, writable=key.writable)
-            try:
-                for address, size, held in zip(key.places.addresses, key.places.sizes, buffer.held, strict=True):
-                    own = address, address + size
-                    taken.append(self._take(own, own, held, writable=key.writable))
-            except BaseException:
-                give_back()
-                raise
-            memory.attach_places(tuple(one.served.key for one in taken), give_back)
+            apart = self._take_apart(buffer, writable=key.writable)
+            memory.attach_places(apart.rkeys, partial(self._give_apart_back, buffer, apart, writable=key.writable))
+
+    def _take_apart(self, buffer: Scattered, *, writable: bool) -> _Apart:
+        """The registrations of all ranges of *buffer*; those of an earlier memory of the same, while that is open."""
+        with self._lock:
+            known = self._apart[writable].get(buffer)
+            if known is not None:
+                known.num_uses += 1
+                return known
+        taken: list[_Registered] = []
+        try:
+            for address, size, held in zip(buffer.places.addresses, buffer.places.sizes, buffer.held, strict=True):
+                own = address, address + size
+                taken.append(self._take(own, own, held, writable=writable))
+        except BaseException:
+            self._give_back(taken, writable=writable)
+            raise
+        apart = _Apart(taken)
+        with self._lock:
+            self._apart[writable].setdefault(buffer, apart)
+        return apart
+
+    def _give_apart_back(self, buffer: Scattered, apart: _Apart, *, writable: bool) -> None:
+        with self._lock:
+            apart.num_uses -= 1
+            over = not apart.num_uses
+            if over and self._apart[writable].get(buffer) is apart:
+                del self._apart[writable][buffer]
+        if over:
+            self._give_back(apart.taken, writable=writable)
 
     def _take(self, whole: tuple[int, int], own: tuple[int, int], held: object, *, writable: bool) -> _Registered:
         """The registration of *own*, a part of *whole*; made if there is none: of *whole*, or else of *own* alone."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.wire.control.message import Message
 
 __all__ = [
+    "AllocationEnds",
     "DrainHost",
     "FreeHosts",
     "HostEnded",
     "HostEntry",
+    "HostReturned",
+    "HostStillLost",
     "HostsFreed",
     "Join",
     "Roster",
@@ -33,6 +37,9 @@ class HostEntry:
         gpus: granted GPU indices or UUIDs, in Slurm's order.
         memory_bytes: granted memory; the machine's if no limit is set.
         interfaces: interface name -> IPv4 address.
+        group: name of the host's group; empty in an allocation without groups.
+        component: of a heterogeneous job, that has the host; -1 in any other.
+        incarnation: that of its agent, hexadecimal; a later agent of the same host has another.
     """
 
     rank: int
@@ -45,6 +52,9 @@ class HostEntry:
     gpus: list[str]
     memory_bytes: int
     interfaces: dict[str, str]
+    group: str = ""
+    component: int = -1
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +74,44 @@ class Roster(Message):
 
 @dataclass(frozen=True, slots=True)
 class HostEnded(Message):
-    """Head to controller: a host and everything on it is lost."""
+    """Head to controller: a host and everything on it is lost; *kind* is a `core.death.DeathKind`.
+
+    Args:
+        incarnation: that of the agent which is lost; see `HostEntry`.
+        returning: whether the head starts the agent again at once; `HostReturned` or `HostStillLost` follows then.
+    """
 
     run: str
     host: int
+    cause: str
+    kind: str = DeathKind.UNKNOWN.value
+    incarnation: str = ""
+    returning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostReturned(Message):
+    """Head to controller: a host that was lost has an agent again, and none of its earlier procs."""
+
+    run: str
+    host: HostEntry
+
+
+@dataclass(frozen=True, slots=True)
+class HostStillLost(Message):
+    """Head to controller: a lost host does not return at once, or not at all if *given_up*; and why."""
+
+    run: str
+    host: int
+    cause: str
+    given_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationEnds(Message):
+    """Head to controllers: Slurm ends the allocation; *kind* is a `core.death.DeathKind`, *cause* says it in words."""
+
+    kind: str
     cause: str
 
 
@@ -91,9 +135,23 @@ class StatusReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class ShutDown(Message):
-    """Tool to head to agents: end all procs, clean up, and exit."""
+    """Tool to head to agents: end all procs, clean up, and exit.
+
+    Args:
+        grace_s: seconds that procs have to end.
+        kind: why, as a `core.death.DeathKind`, if the head knows of another reason than that it was asked to.
+        cause: the same in words.
+    """
 
     grace_s: float
+    kind: str = DeathKind.STOPPED.value
+    cause: str = ""
+
+    @property
+    def death(self) -> Death | None:
+        """Why, if it is for another reason than that somebody asked for it."""
+        kind = DeathKind.parse(self.kind)
+        return None if kind is DeathKind.STOPPED else Death(kind, self.cause, expected=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import DeathKind
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.proc_key import ProcKey
 
@@ -14,8 +15,10 @@ __all__ = [
     "ProcHello",
     "ProcLife",
     "ProcReady",
+    "ProcReplaced",
     "ProcReport",
     "ProcsStopped",
+    "ReplacementTaken",
     "SpawnFailed",
     "SpawnProcs",
     "StopProcs",
@@ -48,6 +51,8 @@ class SpawnProcs(Message):
         python: interpreter of the procs; empty for the agent's own.
         mpi: plugin of the step whose tasks the procs are; empty if they are not tasks of a step.
         restarts: number of earlier procs of these ranks, the last of which these replace, on any host.
+        ranks: ranks in the mesh to start, of those that the other fields give; empty for all of them.
+        again: the program does not know whether the agents have had this order; those that have ignore it.
     """
 
     run: str
@@ -69,6 +74,13 @@ class SpawnProcs(Message):
     python: str = ""
     mpi: str = ""
     restarts: int = 0
+    ranks: list[int] = field(default_factory=list)
+    again: bool = False
+
+    def ranks_on(self, host: int) -> list[int]:
+        """The ranks in the mesh of the procs that *host* starts."""
+        first = self.first_rank[self.hosts.index(host)]
+        return [rank for rank in range(first, first + self.per_host) if not self.ranks or rank in self.ranks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +130,20 @@ class SpawnFailed(ProcReport):
 
 @dataclass(frozen=True, slots=True)
 class ProcEnded(ProcReport):
-    """Agent to controller: a proc has ended. *expected* after `StopProcs`; *cause* describes why."""
+    """Agent to controller: a proc has ended.
+
+    Args:
+        expected: whether it was asked to end, as by `StopProcs`.
+        cause: why, in words.
+        kind: a `core.death.DeathKind`.
+        succeeded: whether it has ended by itself, with exit code 0.
+    """
 
     expected: bool
     cause: str
     last_lines: list[str]
+    kind: str = DeathKind.UNKNOWN.value
+    succeeded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +158,37 @@ class ProcLife(ProcReport):
     life: str
     stopped_s: float
     dead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcReplaced(Message):
+    """Program to proc: a proc has replaced another one; calls to its rank go to it from here on.
+
+    The other fields are those of `actor.messages.proc_ref.ProcRef`.
+
+    Args:
+        actors: numbers of the actors that have been made again in it.
+    """
+
+    mesh: int
+    rank: int
+    host: str
+    host_rank: int
+    pid: int
+    incarnation: int
+    addresses: list[str]
+    restarts: int
+    allocation: str
+    actors: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacementTaken(Message):
+    """Proc to program: calls of this process go to the proc that has replaced another, see `ProcReplaced`."""
+
+    mesh: int
+    rank: int
+    restarts: int
 
 
 @dataclass(frozen=True, slots=True)

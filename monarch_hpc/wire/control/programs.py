@@ -9,6 +9,7 @@ __all__ = [
     "AT_END",
     "MAX_INPUT_BYTES",
     "MAX_READ_BYTES",
+    "RUN_EXISTS",
     "InputTaken",
     "OutputPart",
     "ProgramEnded",
@@ -31,6 +32,9 @@ MAX_READ_BYTES = 256 << 10
 MAX_INPUT_BYTES = 64 << 10
 """Most input in one message, and so in the agent's memory for each client: as much as a pipe holds."""
 
+RUN_EXISTS = "run {run} exists already"
+"""Why a second program of a run is refused: by this, a client knows that another one was first."""
+
 
 @dataclass(frozen=True, slots=True)
 class StartProgram(Message):
@@ -42,6 +46,7 @@ class StartProgram(Message):
         umask: the client's; the agent's own excludes all other users.
         terminal: rows and columns of the program's terminal; empty for pipes.
         reads: whether `WriteInput` follows; otherwise the program's input is empty.
+        on_loss: see config key `run.on_loss`, and *hold_s* `run.hold_s`.
     """
 
     run: str
@@ -52,6 +57,8 @@ class StartProgram(Message):
     environment: dict[str, str]
     terminal: list[int]
     reads: bool
+    on_loss: str = "stop"
+    hold_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,12 @@ class Portion:
     Args:
         source: the answering process, in words: ``host n1``.
         rows: its rows as text, see `wire.tables.schema.Table.render`.
+        cut: whether only the latest of its rows are there, because all of them did not fit.
     """
 
     source: str
     rows: str
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
 
-__all__ = ["CloseRun", "OpenRun", "Recording", "RunClosed", "RunLinks", "RunOpened"]
+__all__ = ["TAKEN_OVER", "CloseRun", "OpenRun", "Recording", "RunClosed", "RunLinks", "RunOpened", "RunTaken"]
+
+TAKEN_OVER = "another program has taken over run"
+"""Begins the reason with which a head closes the channels of a run's earlier owner and members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +19,13 @@ class OpenRun(Message):
     """Controller to head: open a run, or join the run with the same id.
 
     The run ends with its *owner*, the first process of the run to attach.
+
+    Args:
+        epoch: the run's, if the head of an earlier term has opened it; 0 if not. *member* likewise.
+        meshes: number and hosts of each mesh that this program has requested.
+        on_loss: see config key `run.on_loss`; the owner's counts.
+        hold_s: likewise `run.hold_s`.
+        takes: epoch of the run that the owner takes over, -1 for any; 0 if it takes none over.
     """
 
     run: str
@@ -21,6 +33,12 @@ class OpenRun(Message):
     controller_host: str
     pid: int
     owner: bool
+    epoch: int = 0
+    member: int = 0
+    meshes: list[list[int]] = field(default_factory=list)
+    on_loss: str = "stop"
+    hold_s: float = 0.0
+    takes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,13 @@ class RunOpened(Message):
     epoch: int
     member: int
     hosts: list[HostEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTaken(Message):
+    """Head to controller: the reports about all procs of the run that it takes over have been sent."""
+
+    run: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,13 @@ import json
 
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.control.allocation import (
+    AllocationEnds,
     DrainHost,
     FreeHosts,
     HostEnded,
+    HostReturned,
     HostsFreed,
+    HostStillLost,
     Join,
     Roster,
     ShutDown,
@@ -20,6 +23,7 @@ from monarch_hpc.wire.control.allocation import (
     Status,
     StatusReport,
 )
+from monarch_hpc.wire.control.clocks import AskClock, ClockTold
 from monarch_hpc.wire.control.deadline import (
     AwaitDeadline,
     DeadlineMet,
@@ -28,7 +32,7 @@ from monarch_hpc.wire.control.deadline import (
     SetJobEnd,
     Terminated,
 )
-from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkRoute, LinkTaken
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
 from monarch_hpc.wire.control.procs import (
@@ -36,7 +40,9 @@ from monarch_hpc.wire.control.procs import (
     ProcHello,
     ProcLife,
     ProcReady,
+    ProcReplaced,
     ProcsStopped,
+    ReplacementTaken,
     SpawnFailed,
     SpawnProcs,
     StopProcs,
@@ -55,7 +61,8 @@ from monarch_hpc.wire.control.programs import (
 )
 from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened, RunTaken
+from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
 from monarch_hpc.wire.document import build
 
 __all__ = ["MESSAGES", "decode"]
@@ -66,6 +73,9 @@ MESSAGES: dict[str, type[Message]] = {
         Join,
         Roster,
         HostEnded,
+        HostStillLost,
+        HostReturned,
+        AllocationEnds,
         Status,
         StatusReport,
         ShutDown,
@@ -75,6 +85,7 @@ MESSAGES: dict[str, type[Message]] = {
         HostsFreed,
         OpenRun,
         RunOpened,
+        RunTaken,
         RunLinks,
         CloseRun,
         RunClosed,
@@ -84,6 +95,8 @@ MESSAGES: dict[str, type[Message]] = {
         SpawnFailed,
         ProcEnded,
         ProcLife,
+        ProcReplaced,
+        ReplacementTaken,
         StopProcs,
         ProcsStopped,
         Output,
@@ -94,8 +107,11 @@ MESSAGES: dict[str, type[Message]] = {
         Ask,
         AskHosts,
         Rows,
+        AskClock,
+        ClockTold,
         LinkGiven,
         LinkTaken,
+        LinkRoute,
         LinkOver,
         SetJobEnd,
         JobEnd,
@@ -113,6 +129,11 @@ MESSAGES: dict[str, type[Message]] = {
         ReadOutput,
         ProgramOutput,
         ProgramEnded,
+        Announce,
+        Acknowledge,
+        AskVoice,
+        GiveVoice,
+        Rules,
         Refused,
     )
 }

@@ -15,14 +15,22 @@ Sources = Mapping[str, Callable[[], Iterable[object]]]
 """The tables that a process answers questions about: for each that it has rows of, a function that reads them."""
 
 
-def answer(question: Ask, source: str, sources: Sources) -> Portion:
+_PROGRAM_BYTES = 1 << 20
+"""Size of a program's part of an answer: there are few programs, and they share the answer with the hosts."""
+
+
+def answer(question: Ask, source: str, sources: Sources, max_bytes: int = _PROGRAM_BYTES) -> Portion:
     """Return the rows of one process; none of a table that it has no rows of.
 
     Args:
         source: describes this process.
+        max_bytes: limit on rows of the past, of which the latest are taken.
     """
-    read = sources.get(question.table)
-    return Portion(source, "[]" if read is None else TABLES[question.table].render(read(), question.where))
+    read, table = sources.get(question.table), TABLES[question.table]
+    if read is None:
+        return Portion(source, "[]", cut=False)
+    rows, cut = table.fit(read(), question.where, max_bytes if table.history else None)
+    return Portion(source, rows, cut=cut)
 
 
 @dataclass(slots=True)

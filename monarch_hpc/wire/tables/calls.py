@@ -73,12 +73,14 @@ class SentCall:
     Args:
         call: its number.
         actor: number of the calling actor; 0 for a program.
+        num_receivers: number of actors that were sent it; several for a cast.
         target: incarnation of the called process, empty for a cast; *target_host* is its host.
         target_actor: number of the called actor; *target_name* is the name of its mesh.
     """
 
     call: int
     actor: str
+    num_receivers: int
     target: str
     target_host: str
     target_actor: str

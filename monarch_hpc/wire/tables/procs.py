@@ -28,6 +28,7 @@ class ProcRow(RunProcess):
     """One process of a run and the memory that it takes."""
 
     rss_bytes: Annotated[int, "its resident memory, in bytes, shared pages included; 0 if it has ended"]
+    cpu_s: Annotated[float, "CPU time of all its threads so far, in seconds; 0 if it has ended"]
 
 
 PROCS = Table("procs", ProcRow, "Processes of runs: procs, programs, and procs that died lately without a request.")

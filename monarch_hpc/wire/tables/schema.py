@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.document import build
 
-__all__ = ["Column", "Table"]
+__all__ = ["MAX_ROWS", "Column", "Table"]
 
 R = TypeVar("R")
 
 _SCALARS = (bool, int, float, str)
+
+MAX_ROWS = 10_000
+"""Upper bound on the rows of the past in one process's answer: an agent makes them between its other work, in a quarter
+of a second on an idle machine."""
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +48,21 @@ class Table(Generic[R]):
 
     Args:
         row: a dataclass, each of whose fields is ``Annotated[TYPE, MEANING]``.
+        history: whether its rows are records of the past, the latest first, of which an answer has as many as fit.
+        odd: columns of floats that may be infinite or not a number, as programs log them.
 
     Attributes:
         about: what its rows are.
     """
 
-    def __init__(self, name: str, row: type[R], about: str) -> None:
+    def __init__(
+        self, name: str, row: type[R], about: str, *, history: bool = False, odd: Collection[str] = ()
+    ) -> None:
         self.name = name
         self.about = about
+        self.history = history
         self._row = row
+        self._odd = odd
         hints = typing.get_type_hints(row, include_extras=True)
         self.columns = tuple(Column(name, *typing.get_args(hint)) for name, hint in hints.items())
 
@@ -57,20 +70,43 @@ class Table(Generic[R]):
         """Return why rows cannot be chosen by *where*, see `render`; empty if they can."""
         kinds = {one.name: one.kind for one in self.columns if one.kind in _SCALARS}
         for name, value in where.items():
-            if type(value) is not kinds.get(name):
-                known = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
+            kind = kinds.get(name)
+            chosen = _least(value) is not None if kind is float else kind is int and _some(value) is not None
+            if type(value) is not kind and not chosen:
+                known = ", ".join(f"{one} ({kinds[one].__name__})" for one in kinds)
                 return f"rows of {self.name} cannot be chosen by {name:.80} = {value!r:.80}; they can by: {known}"
         return ""
+
+    def chooses(self, row: object, where: Mapping[str, object]) -> bool:
+        """Whether *where*, see `render`, leaves a row in; of the columns that *row* has, which may be the first few."""
+        return all(_matches(getattr(row, name), value) for name, value in where.items() if hasattr(row, name))
 
     def render(self, rows: Iterable[R], where: Mapping[str, object]) -> str:
         """Return *rows* as text.
 
         Args:
-            where: values by column; other rows are left out.
+            where: values by column; other rows are left out. For a float, ``[">=", NUMBER]`` is a lower bound; for an
+                int, a list of numbers stands for any of them.
         """
-        names = [one.name for one in self.columns]
-        chosen = (row for row in rows if all(getattr(row, name) == value for name, value in where.items()))
-        return json.dumps([[_plain(getattr(row, name)) for name in names] for row in chosen], separators=(",", ":"))
+        return self.fit(rows, where, None)[0]
+
+    def fit(self, rows: Iterable[R], where: Mapping[str, object], max_bytes: int | None) -> tuple[str, bool]:
+        """Return as many of *rows* as fit into *max_bytes*, `MAX_ROWS` at most, as text, and whether some are missing.
+
+        Args:
+            where: as for `render`.
+            max_bytes: None for all rows.
+        """
+        texts: list[str] = []
+        num_bytes = 2
+        for row in rows:
+            if self.chooses(row, where):
+                text = _encode([_plain(getattr(row, one.name)) for one in self.columns])
+                num_bytes += len(text) + 1
+                if max_bytes is not None and (num_bytes > max_bytes or len(texts) == MAX_ROWS):
+                    return f"[{','.join(texts)}]", True
+                texts.append(text)
+        return f"[{','.join(texts)}]", False
 
     def read(self, text: str) -> list[R]:
         """Return the rows that `render` made *text* of.
@@ -90,12 +126,37 @@ class Table(Generic[R]):
         if not isinstance(values, list) or len(values) != len(self.columns):
             raise FrameError(f"a row of {self.name} does not have {len(self.columns)} columns: {values!r:.200}")
         document = {one.name: value for one, value in zip(self.columns, values, strict=True)}
-        row = build(self._row, document, self.name)
+        odd = {name: document[name] for name in self._odd if _is_odd(document[name])}
+        row = build(self._row, {**document, **dict.fromkeys(odd, 0.0)}, self.name)
         assert isinstance(row, self._row)
-        return row
+        return dataclasses.replace(row, **odd) if odd else row  # type: ignore[type-var]  # a dataclass, as all rows
+
+
+def _least(value: object) -> float | None:
+    """The bound in ``[">=", NUMBER]``; None for anything else."""
+    if isinstance(value, list) and len(value) == 2 and value[0] == ">=" and type(value[1]) in (int, float):
+        return float(value[1])
+    return None
+
+
+def _some(value: object) -> list[int] | None:
+    """A list of numbers; None for anything else."""
+    return value if isinstance(value, list) and value and all(type(one) is int for one in value) else None
+
+
+def _matches(value: object, wanted: object) -> bool:
+    some = _some(wanted)
+    if some is not None:
+        return value in some
+    least = _least(wanted)
+    return value == wanted if least is None else isinstance(value, float) and value >= least
+
+
+def _is_odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if type(value) not in _SCALARS and dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return value

@@ -19,7 +19,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0  # longer than the tests' procs.cause_s
 
 
 class Worker(Actor):

@@ -7,6 +7,7 @@ import gc
 import pickle
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,17 @@ class Front(Actor):
                     assert copy.copy(port) is port and copy.deepcopy(port) is port
         except TypeError as refused:
             self.refusals.append(str(refused))
+
+    @endpoint(explicit_response_port=True)
+    def misuse(self, port: ResponsePort, what: Any) -> None:
+        try:
+            port.exception(what)
+        except TypeError as refused:
+            port.send(str(refused))
+
+    @endpoint(explicit_response_port=True)
+    def misuse_unchecked(self, port: ResponsePort, what: Any) -> None:
+        port._call.refuse(what)
 
     @endpoint
     def refused(self) -> list[str]:
@@ -185,6 +197,21 @@ def test_a_port_that_was_not_passed_on_is_dropped(fronts: ActorMesh[Front], how:
     front = fronts.slice(hosts=0, gpus=1)
     assert isinstance(front.fumble.call_one(how).exception(_PATIENCE_S), PortClosed)
     assert front.refused.call_one().get(_PATIENCE_S) == ([] if refusal is None else [refusal])
+
+
+@pytest.mark.parametrize(
+    ("what", "words"), [(ValueError, "<class 'ValueError'>"), (None, "None"), ("words", "'words', a str")]
+)
+def test_what_is_no_exception_is_refused_where_it_is_given(fronts: ActorMesh[Front], what: object, words: str) -> None:
+    front = fronts.slice(hosts=0, gpus=1)
+    refusal = f"error is {words}: give an exception, such as ValueError('why')"
+    assert front.misuse.call_one(what).get(_PATIENCE_S) == refusal
+    port, receiver = Channel.open()
+    with receiver:
+        send(front.misuse, (what,), {}, port)
+        assert receiver.recv().get(_PATIENCE_S) == refusal
+    assert isinstance(front.misuse_unchecked.call_one(what).exception(_PATIENCE_S), ActorError)
+    assert front.alive.call_one().get(_PATIENCE_S)
 
 
 @pytest.mark.parametrize("way", ["stop", "fail"])

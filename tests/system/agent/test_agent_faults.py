@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.allocation.files import read_head
+from monarch_hpc.allocation.heads import read_head
 from monarch_hpc.allocation.ready import read_ready
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.attach.attach import attach, query_status
@@ -23,6 +23,7 @@ from monarch_hpc.core.errors import AllocationError, AuthenticationError, Versio
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.storage.files import private_dir, read_json, write_json, write_private
 from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.faults import hosts_of, memory_group
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.allocation import HostEnded
 from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed
@@ -42,13 +43,6 @@ def config(config: Config) -> Config:
     return replace(config, agent=replace(config.agent, grace_s=60.0))
 
 
-def agent_of(directory: Path, rank: int) -> int:
-    """Return the pid of an agent."""
-    status = query_status(directory, 60.0)
-    assert status is not None
-    return int(str(status["hosts"][rank]["pid"]))
-
-
 def states(directory: Path) -> list[object]:
     status = query_status(directory, 60.0)
     return [host["state"] for host in status["hosts"]] if status else []
@@ -66,7 +60,7 @@ def test_a_killed_agent_takes_its_procs_along(directory: Path) -> None:
         mesh = client.spawn([0, 1], 1, GRANDCHILD)
         wait_until("two grandchildren", lambda: client.lines(mesh, 0) and client.lines(mesh, 1))
         kept, lost = int(client.lines(mesh, 0)[0]), int(client.lines(mesh, 1)[0])
-        os.kill(agent_of(directory, 1), signal.SIGKILL)
+        hosts_of(directory)[1].kill_agent()
         message = client.wait(HostEnded)
         assert (message.host, message.run) == (1, "aaaaaaaa")
         assert "agent on local1" in message.cause
@@ -84,7 +78,7 @@ def test_a_killed_agent_takes_its_procs_along(directory: Path) -> None:
 def test_a_killed_head_ends_all(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         pids = client.spawn_ready([0, 1])
-        os.kill(agent_of(directory, 0), signal.SIGKILL)
+        hosts_of(directory)[0].kill_agent()
         wait_until("the loss of the head", lambda: client.lost)
         wait_until("the end of the procs", lambda: not any(alive(pid) for pid in pids))
         wait_until("the end of the other agent", lambda: not cookie_holders(directory))
@@ -94,7 +88,7 @@ def test_a_killed_head_ends_all(directory: Path) -> None:
 def test_a_stopped_host_is_lost(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         pids = client.spawn_ready([1])
-        frozen = agent_of(directory, 1)
+        frozen = hosts_of(directory)[1].agent
         os.kill(frozen, signal.SIGSTOP)
         try:
             silence = re.search(r"no heartbeat for ([\d.]+) s", client.wait(HostEnded).cause)
@@ -109,7 +103,7 @@ def test_a_stopped_host_is_lost(directory: Path) -> None:
 def test_a_host_that_stops_for_a_moment_is_suspect_and_not_lost(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         pids = client.spawn_ready([1])
-        frozen = agent_of(directory, 1)
+        frozen = hosts_of(directory)[1].agent
         os.kill(frozen, signal.SIGSTOP)
         wait_until("suspicion", lambda: states(directory) == ["alive", "suspect"])
         os.kill(frozen, signal.SIGCONT)
@@ -139,7 +133,7 @@ def test_a_killed_controller_leaves_no_procs(directory: Path) -> None:
 def test_an_agent_told_to_end_ends_cleanly(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         pids = client.spawn_ready([1])
-        agent = agent_of(directory, 1)
+        agent = hosts_of(directory)[1].agent
         for harmless in (signal.SIGHUP, signal.SIGINT):
             os.kill(agent, harmless)
         os.kill(agent, signal.SIGTERM)
@@ -149,28 +143,23 @@ def test_an_agent_told_to_end_ends_cleanly(directory: Path) -> None:
 
 
 def test_a_proc_that_the_kernel_kills_for_memory_says_so(directory: Path) -> None:
-    group = Path("/sys/fs/cgroup/memory") / f"monarch-hpc-test-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(256 << 20))
-    except OSError as error:
-        pytest.skip(f"no memory control group (v1) of our own to be had here: {error}")
-    try:
-        with Client(directory, "aaaaaaaa") as client:
-            # The group holds the agent, which reads the counter, and its procs; their memory from here on counts.
-            for pid in [agent_of(directory, 0), *cookie_holders(directory)]:
-                if Path(f"/proc/{pid}").exists():
-                    (group / "cgroup.procs").write_text(str(pid))
-            move = f"open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
-            client.spawn([0], 1, f"import os; {move}; data = bytearray(512 << 20)")
-            ended = client.wait(ProcEnded)
-            assert ended.cause == "out of memory: the kernel killed it with signal 9 (SIGKILL)"
-            client.spawn([0], 1, "import os; os.kill(os.getpid(), 9)")
-            assert client.wait_all(ProcEnded, 2)[1].cause == "signal 9 (SIGKILL)"
-    finally:
-        for member in (group / "cgroup.procs").read_text().split():
-            (group.parent / "cgroup.procs").write_text(member)
-        group.rmdir()
+    with ExitStack() as resources:
+        try:
+            add = resources.enter_context(memory_group(256 << 20))
+        except OSError as error:
+            pytest.skip(f"no memory control group (v1) of our own to be had here: {error}")
+        client = resources.enter_context(Client(directory, "aaaaaaaa"))
+        # The group holds the agents, which read the counter, and their zygotes; their memory from here on counts.
+        for pid in cookie_holders(directory):
+            if alive(pid):
+                add(pid)
+        client.spawn([0], 1, "data = bytearray(512 << 20)")
+        ended = client.wait(ProcEnded)
+        assert ended.cause == "out of memory: the kernel killed it with signal 9 (SIGKILL)"
+        assert ended.kind == "oom"
+        client.spawn([0], 1, "import os; os.kill(os.getpid(), 9)")
+        died = client.wait_all(ProcEnded, 2)[1]
+        assert (died.cause, died.kind) == ("signal 9 (SIGKILL)", "signal")
 
 
 def test_a_killed_opener_leaves_nothing(tmp_path: Path, config: Config) -> None:
@@ -259,13 +248,13 @@ def test_an_agent_that_cannot_begin_says_why(where: Path, key: bytes, rank: int,
     assert err.startswith(b"agent local%d: " % rank)
 
 
-def test_a_second_head_is_refused(where: Path) -> None:
+def test_a_second_agent_of_the_heads_host_is_refused(where: Path) -> None:
     with agent(where, 0, 1, b"k" * 32) as head:
         wait_until("ready.json", lambda: read_ready(where))
         with agent(where, 0, 1, b"k" * 32) as second:
             _, err = second.communicate(timeout=60)
-        assert second.returncode == 72
-        assert b"has a head already: process %d on local0" % head.pid in err
+        assert second.returncode == 1
+        assert b"host 0 has an agent already: process %d on local0" % head.pid in err
         assert query_status(where, 60.0) is not None
 
 

@@ -34,7 +34,7 @@ def test_a_controller_that_another_replaced_is_told_and_has_no_say_any_more(dire
         (pid,) = old.spawn_ready([0])
         with Client(directory, "aaaaaaaa") as new:
             wait_until("the end of the first one's channel", lambda: old.lost)
-            assert "another controller has taken over run aaaaaaaa" in str(old.lost)
+            assert "another program has taken over run aaaaaaaa" in str(old.lost)
             assert new.opened.epoch > old.opened.epoch
             wait_until("the end of its proc", lambda: not alive(pid))
             (kept,) = new.spawn_ready([0])

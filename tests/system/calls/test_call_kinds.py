@@ -188,7 +188,7 @@ def test_partial_results_have_the_failures_in_their_places(
 
 def test_options_are_not_arguments_and_wrong_ones_are_refused(workers: ActorMesh[Worker]) -> None:
     one = workers.slice(hosts=0, gpus=0)
-    assert one.timeout.options(timeout=9.0).call_one(timeout=1.0, on_error="x").get(_PATIENCE_S) == (1.0, "x")
+    assert one.timeout.options(timeout=90.0).call_one(timeout=1.0, on_error="x").get(_PATIENCE_S) == (1.0, "x")
     assert [getattr(one, name).call_one().get(_PATIENCE_S) for name in ("where", "load", "choose", "send")] == [
         "where",
         "load",

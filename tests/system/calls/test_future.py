@@ -7,13 +7,16 @@ import concurrent.futures
 import logging
 import os
 import signal
+import sys
 import threading
+from functools import partial
 
 import pytest
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import returns_future
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.interrupts import from_handler
 
 _PATIENCE_S = 60.0
 
@@ -143,6 +146,38 @@ def test_the_engine_goes_on_after_whatever_a_callback_raises(
     assert called.wait(_PATIENCE_S)
     engine.call_soon(lambda: futures[1].set_result(2))
     assert asyncio.run(awaited(futures[1])) == 2
+
+
+def test_what_exits_in_a_callback_ends_neither_a_read_nor_the_communication(
+    engine: Engine, futures: list[Future[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    faults: list[str] = []
+    engine.on_fault = lambda what, _error: faults.append(what)
+    first, second, third = futures
+    # Read by this, the main thread, then by another one: each drives, and runs the callback.
+    for future in (first, second):
+        future.add_done_callback(lambda _: sys.exit(3))
+        engine.call_later(0.01, partial(future.set_result, 1))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            assert (future.get(_PATIENCE_S) if future is first else pool.submit(future.get, _PATIENCE_S).result()) == 1
+    engine.wait(lambda: caplog.text.count("SystemExit: 3") >= 2, _PATIENCE_S)
+    assert caplog.text.count("a callback of <Future answered by") == 2 and "Traceback" in caplog.text
+    engine.call_later(0.01, partial(third.set_result, 7))
+    assert third.get(_PATIENCE_S) == 7 and not faults
+
+
+def test_the_exit_of_a_signal_handler_is_told_from_that_of_the_code_it_interrupts() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: sys.exit(4))
+    try:
+        with pytest.raises(SystemExit) as handlers:
+            signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(SystemExit) as own:
+            sys.exit(4)
+        assert from_handler(handlers.value) and from_handler(KeyboardInterrupt()) and not from_handler(own.value)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:  # no handler runs on another thread
+            assert not pool.submit(from_handler, KeyboardInterrupt()).result(_PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])

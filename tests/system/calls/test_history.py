@@ -29,9 +29,17 @@ from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.mesh.host import all_hosts
 from monarch_hpc.mesh.program.controller import Controller
-from tests.history.checker import Closed, Ended, Gone, check
-from tests.history.coroutines import Guard, Woven
-from tests.history.load import PATIENCE_S, Node, Relay, Sender, close_notes, note, read_history
+from monarch_hpc.testing.history.checker import Closed, Concluded, Gone, check
+from monarch_hpc.testing.history.coroutines import Guard, Woven
+from monarch_hpc.testing.history.load import (
+    PATIENCE_S,
+    Answerer,
+    Forwarder,
+    RandomSender,
+    close_notes,
+    note,
+    read_history,
+)
 from tests.system.support.controlling import controlled, settle
 
 _STEPS = int(os.environ.get("HISTORY_STEPS", "300"))
@@ -90,15 +98,15 @@ class Run:
         self.folder = folder
         self.dice = random.Random(seed)
         self.procs = procs
-        kinds: dict[str, type[Any]] = {"lasting": Node, "mortal": Node, "woven": Woven, "guard": Guard}
+        kinds: dict[str, type[Any]] = {"lasting": Answerer, "mortal": Answerer, "woven": Woven, "guard": Guard}
         self.nodes: dict[str, ActorMesh[Any]] = {
             name: procs.spawn(name, kind, folder, name) for name, kind in kinds.items()
         }
-        self.relays = procs.spawn("relay", Relay, folder, self.nodes)
+        self.relays = procs.spawn("relay", Forwarder, folder, self.nodes)
         if fails:
             note(folder, Gone([f"late{rank}" for rank in range(4)]))
-        all_nodes = {**self.nodes, "late": late.spawn("late", self.dice.choice([Node, Woven]), folder, "late")}
-        self.senders = [Sender(folder, f"sender{n}", all_nodes, self.relays) for n in range(_NUM_SENDERS)]
+        all_nodes = {**self.nodes, "late": late.spawn("late", self.dice.choice([Answerer, Woven]), folder, "late")}
+        self.senders = [RandomSender(folder, f"sender{n}", all_nodes, self.relays) for n in range(_NUM_SENDERS)]
         # By sender and step: the actor of which mesh and rank it stops. The thread of `trouble` stops others.
         self.stopped = self.dice.randrange(4)
         self.stops = {
@@ -196,7 +204,7 @@ def summary(folder: str) -> str:
     counts: Counter[str] = Counter()
     for event in read_history(folder):
         counts[type(event).__name__.lower()] += 1
-        if isinstance(event, Ended):
+        if isinstance(event, Concluded):
             counts["cancelled"] += event.cancelled
             counts.update(words for words in event.outcomes.values() if not words.startswith("="))
     return ", ".join(f"{num} {what}" for what, num in sorted(counts.items()))

@@ -15,7 +15,7 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
 from monarch_hpc.attach.attach import query_rows
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
-from monarch_hpc.telemetry.picture import Row, draw
+from monarch_hpc.telemetry.views.picture import Row, draw
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.tables.calls import CALLS
 from tests.system.calls.test_backpressure import Memory
@@ -265,7 +265,8 @@ def test_who_waits_for_a_call_through_the_tree_is_seen(procs: ProcMesh, logs: Ac
     assert [seen["log[3]"].state, seen["log[3]"].num_queued] == ["idle", 0]
     asked = talker.wait.call_one(logs.slice(hosts=slice(1, 3)), 3, "seen")
     seen = wait_until("the actor waits", rows, PATIENCE_S, accept=lambda seen: seen["talker[0]"].waits_for)
-    assert seen["talker[0]"].waits_for == "log.wait_unless, which no rank runs"
+    num = len(logs.slice(hosts=slice(1, 3)))
+    assert seen["talker[0]"].waits_for == f"log.wait_unless of {num} ranks, which none runs"
     procs.spawn("opener", Log).open.call("seen").get(PATIENCE_S)
     waiting.join(PATIENCE_S)
     asked.get(PATIENCE_S)

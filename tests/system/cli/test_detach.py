@@ -92,7 +92,7 @@ def readable_bytes(pipe: int) -> int:
 
 
 def test_ctrl_c_ends_a_foreground_run_and_detaches_an_attached_one(home: Path) -> None:
-    text = "import time\nprint('armed', flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('caught')"
+    text = "import time\ntry:\n print('armed', flush=True)\n time.sleep(600)\nexcept KeyboardInterrupt: print('caught')"
     run = detach(home, script(home, text))
     attached = start(home, "attach", run)
     assert line(attached) == "armed\n"

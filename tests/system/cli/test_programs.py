@@ -84,7 +84,7 @@ def test_cancel_ends_a_program_with_all_it_has_started(home: Path) -> None:
 def test_a_program_with_a_terminal_has_its_size_and_its_keys(home: Path) -> None:
     text = (
         "import os, sys\nprint(os.isatty(0), os.isatty(2), os.get_terminal_size(), flush=True)\n"
-        "print('read', input(), flush=True)\ntry: input()\nexcept KeyboardInterrupt: print('interrupted')"
+        "try:\n    print('read', input(), flush=True); input()\nexcept KeyboardInterrupt: print('interrupted')"
     )
     ours, theirs = pty.openpty()
     take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); termios.tcsetwinsize(0, (33, 99)); "

@@ -56,7 +56,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[bytes], feed: bytes | None = None) -> tuple[int, str, str]:
-    out, err = process.communicate(feed, timeout=60)
+    out, err = process.communicate(feed, timeout=120)
     return process.returncode, out.decode(), err.decode().replace(ENDING, "")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -25,8 +24,8 @@ from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.telemetry.picture import Picture, Row, draw
 from monarch_hpc.telemetry.reading import DecodedRecord, Memory, memory_of, read_events, read_scene
+from monarch_hpc.telemetry.views.picture import Picture, Row, draw
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.tables.calls import CALLS
 from tests.child import child
@@ -242,10 +241,7 @@ def test_a_program_that_cannot_answer_is_seen_all_the_same(programs: Programs, h
 
 
 def test_how_long_endpoints_ran(stage: Stage) -> None:
-    command = [sys.executable, "-m", "monarch_hpc.cli", "status", "--endpoints", os.environ[DIRECTORY_VARIABLE]]
-    header, *lines = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=True
-    ).stdout.splitlines()
+    header, *lines = status(os.environ[DIRECTORY_VARIABLE], table="--endpoints").stdout.splitlines()
     assert header.split()[:4] == ["ENDPOINT", "PROCS", "CALLS", "FAILED"]
     (line,) = [line.split() for line in lines if line.startswith("left.meet ")]
     assert line[3] == "-"  # none failed
@@ -257,15 +253,15 @@ def test_the_processes_of_a_run(stage: Stage) -> None:
     state = Path(f"/proc/{stage.pids[1]}/status")
     wait_until("the stop", state.read_text, accept=lambda text: "T (stopped)" in text)
     directory = os.environ[DIRECTORY_VARIABLE]
-    rows = [
-        line.split()
-        for line in status(directory, "--run", "feedbeef", table="--procs").stdout.splitlines()
-        if not re.search(r"ended", line)
-    ]
-    assert rows[0] == ["RUN", "MESH", "RANK", "HOST", "PID", "STATE", "MEMORY"]
-    found = {row[4]: row for row in rows[1:]}
+
+    def rows() -> dict[str, list[str]]:
+        head, *lines = status(directory, "--run", "feedbeef", table="--procs").stdout.splitlines()
+        assert head.split() == ["RUN", "MESH", "RANK", "HOST", "PID", "STATE", "MEMORY"]
+        return {line.split()[4]: line.split() for line in lines if "ended" not in line}
+
+    found = wait_until("its state", rows, accept=lambda seen: seen[str(stage.pids[1])][5] == "stopped")
     assert 0 < int(found[str(stage.pids[0])][1]) < 1000, "the number within the program"
-    assert found[str(stage.pids[0])][5] == "ready" and found[str(stage.pids[1])][5] == "stopped"
+    assert found[str(stage.pids[0])][5] == "ready"
     assert found[str(os.getpid())][1:3] == ["program", "-"]
     assert status(directory, "--run", "other", table="--procs").stdout == "no proc and no program is running\n"
     document = json.loads(status(directory, "--json", table="--procs").stdout)
@@ -274,17 +270,27 @@ def test_the_processes_of_a_run(stage: Stage) -> None:
 
 
 def status(*arguments: str, table: str = "--calls") -> subprocess.CompletedProcess[str]:
+    """What the command shows when all have answered in the two seconds for which it waits."""
     command = [sys.executable, "-m", "monarch_hpc.cli", "status", table, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
+    late = "no answer from", "its head does not answer"
+
+    def run() -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return wait_until("all answers", run, accept=lambda done: not any(words in done.stderr for words in late))
 
 
 def test_a_run_without_calls(hosts: HostMesh) -> None:
     with hosts.spawn_procs() as procs:
         assert procs.initialized.get()
-        rows = [row for row in look().rows if not row.state.startswith("dead")]
-        assert [(row.actor, row.state) for row in rows] == [("program", "idle"), ("", "idle"), ("", "idle")]
+        idle = [("program", "idle"), ("", "idle"), ("", "idle")]
+        wait_until(
+            "three that are idle",
+            lambda: [(row.actor, row.state) for row in look().rows if not row.state.startswith("dead")],
+            accept=lambda rows: rows == idle,
+        )
 
 
 _WRITER = """
@@ -322,13 +328,13 @@ def test_a_writer_that_is_killed_leaves_no_wrong_record(pen: str) -> None:
         events = read_events(memory)
         check(events, memory)
         # Each thread may have been about to write one record.
-        assert events[-1].seq - 2 <= len(events) or len(events) >= layout.NUM_EVENTS - 2
+        assert events[-1].seq - 2 <= len(events) or len(events) >= layout.EVENTS.num - 2
     finally:
         os.close(fd)
 
 
 def is_half_full(events: list[DecodedRecord]) -> bool:
-    return len(events) > layout.NUM_EVENTS // 2
+    return len(events) > layout.EVENTS.num // 2
 
 
 def check(events: list[DecodedRecord], memory: Memory) -> None:

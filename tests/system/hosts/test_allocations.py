@@ -27,9 +27,12 @@ from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.mesh.host import all_hosts
+from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
 from monarch_hpc.mesh.program.controller import Controller
-from monarch_hpc.mesh.program.tenancy import Tenancy
 from monarch_hpc.testing import wait_until
+from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.runs import CloseRun
+from monarch_hpc.wire.frames import Frame, Kind
 
 _PATIENCE_S = 60.0
 _NUM_BYTES = 1 << 20
@@ -45,6 +48,33 @@ class Member(Actor):
     @endpoint
     def ask(self, other: ActorMesh[Member]) -> list[str]:
         return list(other.home.call().get(_PATIENCE_S).values())
+
+    @endpoint
+    def tree_to(self, allocation: str) -> bool:
+        return current_runtime().casts.route_to(allocation) is not None
+
+    @endpoint
+    def cast_to(self, other: ActorMesh[Log], number: int) -> tuple[list[int], int]:
+        """Write to others, directly to one of them first; return their answers, and how many casts that was."""
+        before = current_runtime().casts.num_sent
+        other.slice(hosts=1, gpus=1).write.call_one(-number).get(_PATIENCE_S)
+        answers = other.write.call(number)
+        other.slice(hosts=1, gpus=1).write.call_one(number + 1).get(_PATIENCE_S)
+        return list(answers.get(_PATIENCE_S).values()), current_runtime().casts.num_sent - before
+
+    @endpoint
+    def break_in(self, addresses: list[str], allocation: str, other: ActorMesh[Log]) -> list[str]:
+        """Ask the agent for what a link does not allow, and return what becomes of that."""
+        runtime = current_runtime()
+        line = runtime.node.connect(addresses, allocation=allocation)
+        line.send(Frame(Kind.CONTROL, body=encode(CloseRun("a run", 0))))
+        wait_until("the end of the channel", lambda: line.error is not None, _PATIENCE_S)
+        runtime.casts.route_through(addresses, allocation, "another run")
+        try:
+            other.read.call().get(_PATIENCE_S)
+        except SupervisionError as error:
+            return [str(line.error), str(error)]
+        return [str(line.error)]
 
     @endpoint
     def tell(self, port: Port[str]) -> None:
@@ -80,8 +110,8 @@ class Member(Actor):
         return repr(monarch_hpc.this_host()), repr(monarch_hpc.hosts())
 
 
-def tenancy_of(num_hosts: int) -> Tenancy:
-    config = load({"procs.stop_s": 1.0, "agent.grace_s": 1.0}).config
+def tenancy_of(num_hosts: int, **settings: object) -> Tenancy:
+    config = load({"procs.stop_s": 1.0, "agent.grace_s": 1.0, **settings}).config
     return Controller.instance().tenancies.open(lambda stack: stack.enter_context(open_local(num_hosts, config)))
 
 
@@ -126,6 +156,31 @@ def test_actors_of_two_allocations_call_each_other_and_one_ends_alone(
     third = hosts_of(tenancy_of(1)).spawn_procs().spawn("member", Member)
     assert here.ask.call_one(third).get(_PATIENCE_S) == [third.home.call_one().get(_PATIENCE_S)]
     assert faults == []
+
+
+def test_an_actor_casts_into_another_allocation_through_its_tree(faults: list[MeshFailure]) -> None:
+    a, b = (tenancy_of(num, **{"transport.cast_direct": 2}) for num in (1, 2))
+    try:
+        members = hosts_of(a).spawn_procs({"gpus": 2}).spawn("member", Member)
+        here, thief = members.slice(gpus=0), members.slice(gpus=1)
+        there = hosts_of(b).spawn_procs({"gpus": 2}).spawn("log", Log)
+        wait_until("a way into the tree", lambda: here.tree_to.call_one(b.allocation).get(_PATIENCE_S), _PATIENCE_S)
+        for number in (10, 20):
+            assert here.cast_to.call_one(there, number).get(_PATIENCE_S) == ([number] * 4, 1)
+        last = there.slice(hosts=1, gpus=1).read.call_one().get(_PATIENCE_S)
+        assert last == [-10, 10, 11, -20, 20, 21], "a cast and direct messages keep their order"
+        assert there.slice(hosts=0, gpus=0).read.call_one().get(_PATIENCE_S) == [10, 20]
+        control, cast = thief.break_in.call_one(list(b.ready.addresses), b.allocation, there).get(_PATIENCE_S)
+        assert "does not accept CONTROL frames" in control
+        assert "a run that its sender has no link to" in cast
+        assert there.slice(hosts=0, gpus=0).read.call_one().get(_PATIENCE_S) == [10, 20]
+        hosts_of(b).shutdown().get()
+        wait_until("no way any more", lambda: not here.tree_to.call_one(b.allocation).get(_PATIENCE_S), _PATIENCE_S)
+        with pytest.raises(ActorFailed):
+            here.cast_to.call_one(there, 30).get(_PATIENCE_S)
+        assert faults == []
+    finally:
+        Controller.close_any()
 
 
 class Log(Actor):

@@ -62,7 +62,7 @@ def test_each_use_of_an_allocation_that_gave_the_program_up_says_so_until_it_beg
         again = re.escape("start the program again, or call shutdown_context() and begin anew")
         for told_while_asking in (False, True):
             if told_while_asking:
-                monkeypatch.setattr("monarch_hpc.mesh.program.tenancy.join", _join_and_be_dismissed)
+                monkeypatch.setattr("monarch_hpc.mesh.program.allocations.tenancy.join", _join_and_be_dismissed)
             with pytest.raises(ActorDied, match=cause):
                 echo.slice(hosts=0).echo.call_one(2).get(_PATIENCE_S)
             with pytest.raises(ProcDied, match=cause):
@@ -76,7 +76,7 @@ def test_each_use_of_an_allocation_that_gave_the_program_up_says_so_until_it_beg
             hosts.stop().get(_PATIENCE_S)
             procs.stop().get(_PATIENCE_S)
         assert time.monotonic() - begun_s < _PROMPT_S
-        monkeypatch.setattr("monarch_hpc.mesh.program.tenancy.join", join)
+        monkeypatch.setattr("monarch_hpc.mesh.program.allocations.tenancy.join", join)
         shutdown_context().get(_PATIENCE_S)
         with monarch_hpc.hosts().spawn_procs() as fresh:
             assert list(fresh.spawn("echo", Echo).echo.call(3).get(_PATIENCE_S).values()) == [3, 3]

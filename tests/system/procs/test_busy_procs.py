@@ -25,10 +25,10 @@ from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 from tests.system.support.first_host import ENDING
 
-_PATIENCE_S = 60.0
-_DEAD_S = 6.0
-_HELD_S = 1.5 * _DEAD_S
-# Of half a gigabyte each: they take several times `_DEAD_S`,
+_PATIENCE_S = 120.0
+_DEAD_S = 22.0  # longer than an agent stands still on a busy machine
+_HELD_S = _DEAD_S + 3.0
+# Of half a gigabyte each: they take as long as `_DEAD_S` on a slow wire,
 _NUM_ARRAYS = int(os.environ.get("ARRAYS", "10"))
 _LONGEST_S = 30.0  # and on a machine that is busy with other things no more than this
 

@@ -149,8 +149,8 @@ def test_what_even_agents_and_workers_could_not_remove_goes_with_the_next_use(
     wait_until("no process", lambda: everybody(programs), accept=lambda pids: not pids)
     there = left(programs, temporary, allocations)
     # The folders of the embedded allocation, of the job, and of the two allocations of workers.
+    # Their shared memory may be gone: every program of this user on the machine removes it, also those of other tests.
     assert sum(each.endswith("/key") for each in there) == 4, there
-    assert all(any(each.startswith(f"monarch-hpc-{one}") for each in there) for one in allocations), there
     programs.run(HEAD + "this_host().spawn_procs().spawn('one', One).pid.call().get()")
     wait_until("nothing", lambda: left(programs, temporary, allocations), accept=lambda there: not there)
 

@@ -16,6 +16,7 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.mesh.program.controller import Controller
+from monarch_hpc.mesh.program.procs.orders import spawn_order
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.proc_key import ProcKey
 from tests.system.support.controlling import controlled, settle
@@ -104,8 +105,9 @@ def test_a_proc_that_replaces_one_of_another_host_gets_no_casts_meant_for_that(
             workers.slice(hosts=1, gpus=1).pid.call_one().get(_PATIENCE_S)
 
         # What a restart will send; the program's own table is as it was.
-        order = tenancy.fleet._spawn_message(tenancy.fleet._meshes[old.mesh])
-        elsewhere = replace(order, hosts=[0], first_rank=[3], per_host=1, restarts=1)
+        plan, config = tenancy.fleet._meshes[old.mesh].plan, tenancy.fleet._config
+        order = spawn_order(tenancy.run, old.mesh, plan, config)
+        elsewhere = replace(order, hosts=[0], first_rank=[2], ranks=[3], restarts=1)
         controller.engine.call_soon(lambda: tenancy.send(elsewhere))
         key = ProcKey(tenancy.run, old.mesh, 3, 0)
         wait_until("the new proc", lambda: key in tenancy.procs)

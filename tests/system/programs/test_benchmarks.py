@@ -24,7 +24,7 @@ def test_a_quick_comparison_measures_ours_and_tells_what_is_not_installed(tmp_pa
     argv = [sys.executable, "-m", "benchmarks.actors", "--quick", "--peers", "ray", "xoscar", "--venvs", str(tmp_path)]
     # An interpreter without the package, and no interpreter at all.
     argv += ["--python", f"xoscar={sys.executable}"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     print(done.stdout + done.stderr)
     assert done.returncode == 0
     lines = done.stdout.splitlines()

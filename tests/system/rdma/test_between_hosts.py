@@ -58,7 +58,7 @@ class Party(Actor):
         memory = np.full(buffer.size() + 2 * _GUARD, 0xA5, np.uint8)
         buffer.read_into(memory[_GUARD:-_GUARD]).get(_PATIENCE_S)
         whole = bool((memory[:_GUARD] == 0xA5).all() and (memory[-_GUARD:] == 0xA5).all())
-        return digest(memory[_GUARD:-_GUARD]), whole, buffer.path
+        return digest(memory[_GUARD:-_GUARD]), whole, buffer.path().get(_PATIENCE_S)
 
     @endpoint
     def read_until_it_fails(self, buffer: RDMABuffer) -> tuple[int, BaseException, bool]:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from monarch_hpc import Actor, ActorMesh, HostMesh, MeshFailure, ProcDied, ProcM
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import CopyFailed, CopyTimeout, MemoryAccessError
 from monarch_hpc.core.machine.procfs import read_stat
-from monarch_hpc.rdma import RDMABuffer, broadcast, gather
+from monarch_hpc.rdma import RDMABuffer, RDMAState, broadcast, gather
 from monarch_hpc.rdma.spread.course import PATIENCE_S
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
@@ -59,6 +60,23 @@ class Holder(Actor):
         """The digest of the memory, and whether the bytes around it are as they were."""
         around = np.concatenate([self.memory[:_GUARD], self.memory[-_GUARD:]])
         return digest(self.memory[_GUARD:-_GUARD]), bool((around == _POISON).all())
+
+    @endpoint
+    def make_state(self, tree: Any, copies: int = 0, writable: bool = True) -> RDMAState:
+        self.tree = tree
+        self.state = RDMAState(tree, copies=copies, writable=writable)
+        return self.state
+
+    @endpoint
+    def tree_now(self) -> Any:
+        return self.tree
+
+    @endpoint
+    def publish_all(self, versions: int) -> None:
+        for version in range(2, versions + 1):
+            for array in self.tree.values():
+                array.fill(version)
+            assert self.state.publish() == version
 
     @endpoint
     def compute(self, until: str) -> int:
@@ -264,3 +282,84 @@ def test_a_source_that_dies_and_memory_that_is_dropped_are_named(
 def _arrived(gathering: object) -> bool:
     copies = vars(gathering)["_copies"]
     return not copies[0].course.left
+
+
+def tree_of(value: int) -> dict[str, Any]:
+    """A tree whose arrays are of all sizes, two of which are one."""
+    large = np.full((300, 1001), value, np.float32)
+    return {
+        "large": large,
+        "tied": large,
+        "part": np.full(2002, value),
+        "small": [np.full(3, value), np.array(value)],
+        "name": "a",
+    }
+
+
+def test_a_tree_reaches_all_trees(holders: ActorMesh[Holder]) -> None:
+    first = holders.slice(hosts=0, gpus=0).make_state.call_one(tree_of(7), writable=False).get(_PATIENCE_S)
+    others = [
+        holders.slice(hosts=host, gpus=1).make_state.call_one(tree_of(host)).get(_PATIENCE_S) for host in range(3)
+    ]
+    mine = tree_of(9) | {"name": "mine"}
+    assert broadcast(first, [*others, RDMAState(mine, writable=True)]).get(_PATIENCE_S) == 0
+    for tree in (mine, *(holders.slice(hosts=host, gpus=1).tree_now.call_one().get(_PATIENCE_S) for host in range(3))):
+        assert all((array == 7).all() for array in (tree["large"], tree["part"], *tree["small"]))
+        assert tree["tied"] is tree["large"]
+    assert mine["name"] == "mine"
+    assert broadcast(first, []).get(_PATIENCE_S) == 0
+
+
+@once
+def test_a_version_reaches_all_as_a_whole_while_its_owner_publishes(holders: ActorMesh[Holder]) -> None:
+    owner = holders.slice(hosts=0, gpus=0)
+    tree = {f"layers.{number}": np.full(1000, 1) for number in range(20)}
+    source = owner.make_state.call_one(tree, copies=2, writable=False).get(_PATIENCE_S)
+    mine = {key: np.zeros_like(array) for key, array in tree.items()}
+    other = {key: np.zeros_like(array) for key, array in tree.items()}
+    targets = [RDMAState(mine, writable=True), RDMAState(other, writable=True)]
+    assert broadcast(source, targets).get(_PATIENCE_S) == 1
+    publishing = owner.publish_all.call_one(30)
+    seen = []
+    while not publishing.done():
+        seen.append(broadcast(source, targets).get(_PATIENCE_S))
+        assert all((array == seen[-1]).all() for one in (mine, other) for array in one.values())
+    publishing.get(_PATIENCE_S)
+    assert seen == sorted(seen) and broadcast(source, targets).get(_PATIENCE_S) == 30
+
+
+@once
+def test_trees_that_cannot_take_another_are_named_before_a_byte_moves(holders: ActorMesh[Holder]) -> None:
+    near = holders.slice(hosts=0, gpus=0)
+    source = near.make_state.call_one({"w": np.ones(48, np.int32), "b": np.ones(10, np.int32)}).get(_PATIENCE_S)
+    memory = bytearray(b"\xa5" * 4 * 100)
+    here = np.frombuffer(memory, np.int32)
+    good = RDMAState({"w": here[16:64], "b": here[80:90]}, writable=True)
+    fixed = here[80:90].copy()
+    fixed.flags.writeable = False
+    for bad, problem in (
+        (RDMAState({"w": here[16:64], "b": here[80:90]}), r"destinations\[1\].*can only be read"),
+        (RDMAState({"w": here[16:64]}, writable=True), r"destinations\[1\] and the source differ in 'b'"),
+        (RDMAState({"w": here[16:64], "b": np.ones(10)}, writable=True), "differ in 'b'"),
+        (RDMAState({"w": here[16:64], "b": np.ones((2, 5), np.int32)}, writable=True), "differ in 'b'"),
+        (RDMAState({"w": here[0:96:2], "b": here[81:101:2]}, writable=True), "differ in 'b', 'w'"),
+        (RDMAState({"w": here[16:64], "b": here[80:90]}, copies=1), "can only be read"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            broadcast(source, [good, bad]).get(_PATIENCE_S)
+    with pytest.raises(MemoryAccessError, match="overlap"):
+        broadcast(source, [good, RDMAState({"w": here[16:64], "b": here[70:80]}, writable=True)]).get(_PATIENCE_S)
+    assert memory == b"\xa5" * 400
+    assert broadcast(source, [good]).get(_PATIENCE_S) == 0
+    assert (here[16:64] == 1).all() and (here[80:90] == 1).all()
+    assert memory[:64] == b"\xa5" * 64 and memory[256:320] == b"\xa5" * 64 and memory[360:] == b"\xa5" * 40
+    with pytest.raises(TypeError, match=r"destinations\[0\] is .*: give a state"):
+        broadcast(source, [RDMABuffer(np.ones(3))])
+    with pytest.raises(ValueError, match="can only be read: pass copies"):
+        RDMAState({"b": fixed}, writable=True)
+    with pytest.raises(ValueError, match="without copies"):
+        RDMAState({"b": here}, copies=2, writable=True)
+    gone = near.make_state.call_one({"w": np.ones(48, np.int32), "b": np.ones(10, np.int32)}).get(_PATIENCE_S)
+    gone.drop().get(_PATIENCE_S)
+    with pytest.raises(MemoryAccessError, match="dropped"):
+        broadcast(gone, [good]).get(_PATIENCE_S)

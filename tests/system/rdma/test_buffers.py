@@ -166,7 +166,25 @@ def test_a_reference_is_small_and_says_what_it_is(owner: ActorMesh[Owner]) -> No
     )
     assert "owner" in buffer.owner and "float64[5, 2]" in repr(buffer)
     buffer.read().get(_PATIENCE_S)
-    assert buffer.path and buffer.backend == get_rdma_backend()
+    assert buffer.path().get(_PATIENCE_S) and buffer.backend == get_rdma_backend()
+
+
+def test_each_process_has_its_own_path(
+    procs: ProcMesh, owners: ActorMesh[Owner], request: pytest.FixtureRequest
+) -> None:
+    first = request.node.callspec.params["hosts"]
+    owner, other = owners.slice(gpus=0), owners.slice(gpus=1)
+    buffer = owner.make.call_one(np.zeros(10)).get(_PATIENCE_S)
+    assert other.read.call_one(buffer).get(_PATIENCE_S).shape == (10,)
+    assert [buffer.path(peer).get(_PATIENCE_S) for peer in (owner, procs.slice(gpus=0))] == ["local", "local"]
+    there = buffer.path(other).get(_PATIENCE_S)  # the two procs have just met, perhaps before UCX has started
+    assert there.startswith(("cma",) if first == "cma" else ("ucx/", "tcp"))
+    buffer.read().get(_PATIENCE_S)
+    assert buffer.path().get(_PATIENCE_S).startswith(first)
+    with pytest.raises(ValueError, match="of 2: slice it to one proc"):
+        buffer.path(owners)
+    with pytest.raises(TypeError, match="a mesh of one proc or actor"):
+        buffer.path("gpus=0")
 
 
 def test_slices_move_their_elements_alone(owner: ActorMesh[Owner]) -> None:
@@ -264,7 +282,7 @@ def test_a_mapped_file_that_is_cut_off_ends_its_owner_as_any_access_to_it_does(
         buffer = owner.lend_file.call_one(str(tmp_path / "data")).get(_PATIENCE_S)
         assert not buffer.read().get(_PATIENCE_S).any()
         os.truncate(tmp_path / "data", mmap.PAGESIZE)
-        if buffer.path == "cma":  # who copies by itself is told, and the owner goes on
+        if buffer.path().get(_PATIENCE_S) == "cma":  # who copies by itself is told, and the owner goes on
             with pytest.raises(MemoryAccessError, match="is not mapped there"):
                 buffer.read().get(_PATIENCE_S)
             assert owner.pid.call_one().get(_PATIENCE_S)
@@ -302,7 +320,7 @@ def test_a_stopped_owner_is_read_by_the_reader_alone(owner: ActorMesh[Owner]) ->
         buffer.read_into(into).get(_PATIENCE_S)
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert buffer.path == "cma" and (into == data).all()
+    assert buffer.path().get(_PATIENCE_S) == "cma" and (into == data).all()
     assert (memory[:_GUARD] == 0xA5).all() and (memory[-_GUARD:] == 0xA5).all()
 
 

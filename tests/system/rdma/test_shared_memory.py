@@ -58,7 +58,7 @@ class Owner(Actor):
     @endpoint
     def read(self, buffer: RDMABuffer) -> tuple[int, int, str]:
         got = buffer.read().get(_PATIENCE_S)
-        return int(got.min()), int(got.max()), buffer.path
+        return int(got.min()), int(got.max()), buffer.path().get(_PATIENCE_S)
 
     @endpoint
     def write(self, buffer: RDMABuffer, value: int) -> None:
@@ -139,9 +139,9 @@ def test_bytes_are_copied_whole_and_nothing_beside_them(owner: ActorMesh[Owner],
     buffer = owner.make.call_one(size, 7).get(_PATIENCE_S)
     memory = np.full(size + 2 * _GUARD, 0xA5, np.uint8)
     into = memory[_GUARD : _GUARD + size]
-    assert buffer.path != "shm"
+    assert buffer.path().get(_PATIENCE_S) != "shm"
     buffer.read_into(into).get(_PATIENCE_S)
-    assert buffer.path == "shm"
+    assert buffer.path().get(_PATIENCE_S) == "shm"
     assert (into == 7).all() and (memory[:_GUARD] == 0xA5).all() and (memory[-_GUARD:] == 0xA5).all()
     mapped = buffer.map().get(_PATIENCE_S)
     buffer.write_from(np.full(size, 9, np.uint8)).get(_PATIENCE_S)

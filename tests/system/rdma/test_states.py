@@ -19,6 +19,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import MemoryAccessError
 from monarch_hpc.rdma import RDMAState, Shard
 from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.faults import stopped
 from tests.system.support.controlling import controlled, settle
 from tests.system.support.states import Adam, Owner, model, same
 
@@ -169,18 +170,21 @@ def test_readers_get_no_mix_under_a_writer_that_never_rests(
 ) -> None:
     tree = {f"x{index}": np.ones(20_000) for index in range(5)}
     state = owners.slice(gpus=0).make.call_one(tree, copies=copies).get(_PATIENCE_S)
-    published = owners.slice(gpus=0).publish_all.call_one(versions)
-    elsewhere = owners.slice(gpus=1).read_until.call_one(state, versions + 1)
-    into, mixed, reads, got = state.read().get(_PATIENCE_S), 0, 0, 0
-    while got <= versions:
-        got = state.read_into(into).get(_PATIENCE_S)
-        reads += 1
-        mixed += any((value != got).any() for value in into.values())
-    grown_bytes, grown_registrations, _longest_s = published.get(_PATIENCE_S)
-    there, mixed_there = elsewhere.get(_PATIENCE_S)
-    assert reads + there > 3 and mixed == mixed_there == 0
-    assert grown_bytes < 4_000_000 and grown_registrations == 0
-    assert state.version().get(_PATIENCE_S) == versions + 1
+    into, reads, last, until_s = state.read().get(_PATIENCE_S), 0, 1, time.monotonic() + _PATIENCE_S
+    while reads <= 3 and time.monotonic() < until_s:  # on a busy machine, all versions may come between two reads
+        first, last, got = last + 1, last + versions, 0
+        published = owners.slice(gpus=0).publish_all.call_one(versions, first)
+        elsewhere = owners.slice(gpus=1).read_until.call_one(state, last)
+        while got < last:
+            got = state.read_into(into).get(_PATIENCE_S)
+            reads += 1
+            assert not any((value != got).any() for value in into.values())
+        grown_bytes, grown_registrations, _longest_s = published.get(_PATIENCE_S)
+        there, mixed_there = elsewhere.get(_PATIENCE_S)
+        reads += there
+        assert mixed_there == 0 and grown_bytes < 4_000_000 and grown_registrations == 0
+        assert state.version().get(_PATIENCE_S) == last
+    assert reads > 3
 
 
 def test_publish_takes_the_arrays_that_the_tree_has_then(hosts: HostMesh) -> None:
@@ -214,8 +218,8 @@ def test_a_writer_waits_for_readers_that_could_not_finish_and_no_longer_than_tol
     state.publish(timeout=0.2)
     assert 0.2 <= time.monotonic() - began_s < _PATIENCE_S
     began_s = time.monotonic()
-    state.publish()
-    assert time.monotonic() - began_s < 20.0
+    state.publish(timeout=10 * _PATIENCE_S)  # the reader that did not finish is forgotten
+    assert time.monotonic() - began_s < _PATIENCE_S
     state.drop().get(_PATIENCE_S)
 
 
@@ -295,14 +299,11 @@ def test_a_read_that_is_cancelled_ends(owner: ActorMesh[Owner]) -> None:
     pid = owner.pid.call_one().get(_PATIENCE_S)
     state = owner.make.call_one({"w": np.ones(1_000_000)}, copies=1).get(_PATIENCE_S)
     state.version().get(_PATIENCE_S)
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(pid):
         here = {"w": np.zeros(1_000_000)}
         future = state.read_into(here)
         future.cancel()
         wait_until("the end", future.done)
         before = here["w"].copy()
-    finally:
-        os.kill(pid, signal.SIGCONT)
     assert state.read_into({"w": np.zeros(1_000_000)}).get(_PATIENCE_S) == 1
     assert future.cancelled() and (here["w"] == before).all()

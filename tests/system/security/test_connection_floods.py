@@ -82,7 +82,7 @@ def test_a_thousand_slow_strangers_shut_nobody_out(parties: Callable[..., Party]
         assert strangers.stdout is not None
         strangers.stdout.readline()
         end_s = time.monotonic() + 6.0
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s or len(took_s) < 3:
             begun_s = time.monotonic()
             channel = client.node.connect([doorkeeper.address])
             took_s.append(time.monotonic() - begun_s)

@@ -12,6 +12,7 @@ from monarch_hpc.attach.attach import Attachment, attach
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role, mesh_number
 from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.faults.processes import alive
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
@@ -50,14 +51,6 @@ def standin_path(folder: Path) -> str:
     """Write the module that test procs run and return the PYTHONPATH under which agents find it."""
     (folder / "monarch_standin.py").write_text(_STANDIN)
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def alive(pid: int) -> bool:
-    """Tell whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def cookie_holders(directory: Path) -> list[int]:

@@ -18,7 +18,7 @@ from monarch_hpc.slurm.registry import AllocationRecord, Registry
 
 __all__ = ["ENDING", "PATIENCE_S", "allocation", "call", "detach", "finish", "line", "runs", "script", "start"]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 ENDING = "waiting for the run's procs to end\n"
 """Shown when that takes more than a second, as it may on a busy machine."""
 

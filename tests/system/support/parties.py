@@ -47,6 +47,7 @@ LIMITS = TransportConfig(
     handshake_s=5.0,
     max_half_open=8,
     max_frame_bytes=2**30,
+    list_pieces=1024,
     send_queue_bytes=2**20,
     mailbox_bytes=2**22,
     cast_direct=16,

@@ -17,7 +17,7 @@ from monarch_hpc.wire.start import COOKIE
 
 __all__ = ["PATIENCE_S", "Programs", "programs", "read_until", "shown_environ"]
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 class Programs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from monarch_hpc import Actor, ActorError, ActorMesh, ProcMesh, concurrent_endpo
 from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
+from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import FAILED, RecordKind
-from monarch_hpc.telemetry.reading import DecodedRecord, read_events, read_scene
+from monarch_hpc.telemetry.names import parse_names
+from monarch_hpc.telemetry.reading import DecodedRecord, read_events, read_scene, read_table
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
@@ -63,6 +66,10 @@ class Worker(Actor):
         port.send(np.ones(_NUM_VALUES))
 
     @endpoint
+    def takes(self, value: object) -> None:
+        del value
+
+    @endpoint
     def quiet(self) -> None:
         return None
 
@@ -104,6 +111,10 @@ class Witness(Actor):
     def handled(self, method: str) -> list[DecodedRecord]:
         name = current_runtime().recorder.names.endpoint("worker", method)
         return [record for record in read_events(memory) if (record.kind, record.name) == (RecordKind.HANDLED, name)]
+
+    @endpoint
+    def look(self, number: int) -> tuple[str, ...]:
+        return parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))(number)
 
     @endpoint
     def running(self) -> list[str]:
@@ -161,13 +172,29 @@ def test_a_call_is_written_down_once_with_its_answer(stage: Stage, method: str) 
 
 
 @pytest.mark.parametrize("method", ["fails", "coroutine_fails", "cannot_travel"])
-def test_a_failure_is_one_and_has_a_size(stage: Stage, method: str) -> None:
+def test_a_failure_is_recorded_with_its_class_and_line_and_not_with_its_text(stage: Stage, method: str) -> None:
     with pytest.raises((ActorError, TypeError, ValueError)):
         getattr(stage.worker, method).call_one().get(_PATIENCE_S)
     (record,) = stage.ask("handled", method)
     assert record.flags == FAILED
-    assert 100 < record.answer_bytes < 100_000
+    kind, cls, line = stage.ask("look", record.error)
+    assert kind == "error"
+    if method != "cannot_travel":
+        assert cls == "ValueError"
+        path, _, number = line.rpartition(":")
+        assert path == __file__
+        assert 'raise ValueError("x" * 1000)' in linecache.getline(path, int(number))
     assert stage.ask("counts", method) == (1, 1)
+    sent = [one for one in read_table(memory, layout.SENT_AT, layout.NUM_SENT) if one.flags & FAILED]
+    assert record.msg in {one.msg for one in sent}
+
+
+def test_sizes_include_buffers(stage: Stage) -> None:
+    stage.worker.takes.call_one(np.ones(_NUM_VALUES)).get(_PATIENCE_S)
+    (record,) = stage.ask("handled", "takes")
+    assert 8 * _NUM_VALUES < record.num_bytes < 9 * _NUM_VALUES
+    (sent,) = [one for one in read_table(memory, layout.SENT_AT, layout.NUM_SENT) if one.num_bytes > 8 * _NUM_VALUES]
+    assert (sent.num_bytes, sent.msg, sent.flags, sent.num_receivers) == (record.num_bytes, record.msg, 0, 1)
 
 
 def test_nothing_is_answered_where_nobody_waits(stage: Stage) -> None:
@@ -197,7 +224,7 @@ def test_an_endpoint_that_is_too_slow_runs_until_it_returns(stage: Stage) -> Non
     (record,) = wait_until("the end", lambda: stage.ask("handled", "late"), accept=bool)
     assert record.flags == FAILED
     assert record.dur >= 10**8
-    assert record.answer_bytes > 0
+    assert stage.ask("look", record.error) == ("error", "TimeoutError", "")
 
 
 def test_a_call_has_waited_since_it_came(stage: Stage) -> None:

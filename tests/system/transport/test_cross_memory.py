@@ -22,12 +22,12 @@ from monarch_hpc.core.machine.buffer_address import address_of
 from monarch_hpc.testing.conformance import MEMORY
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.copiers import Copiers
-from monarch_hpc.transport.memory.cross_memory import AttachedMemory
+from monarch_hpc.transport.memory.cma.cross_memory import AttachedMemory
+from monarch_hpc.transport.memory.cma.stamps import Stamps
+from monarch_hpc.transport.memory.cma.steps import STEP_BYTES, plan_steps
 from monarch_hpc.transport.memory.key import ID_BYTES
 from monarch_hpc.transport.memory.memory import Memory
-from monarch_hpc.transport.memory.operations import Transfer
-from monarch_hpc.transport.memory.stamps import Stamps
-from monarch_hpc.transport.memory.steps import STEP_BYTES, plan_steps
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.support.far import Far, far
 from tests.system.support.parties import PATIENCE_S, Party, join, parties

@@ -18,7 +18,7 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import Key, host_view
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.moves import Moves
-from monarch_hpc.transport.memory.operations import Transfer
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Frame, Kind, pack_frame, parse_frame
 from tests.system.support.parties import PATIENCE_S, Party, parties
 

@@ -14,11 +14,12 @@ from monarch_hpc.actor.messages.line import LoopbackLink
 from monarch_hpc.core.errors import ChannelClosed, MemoryAccessError, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import FrameChannel
-from monarch_hpc.transport.memory.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.cma.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.framed.lists import ListedPiece, pack_list
+from monarch_hpc.transport.memory.framed.operations import PIECE_BYTES
 from monarch_hpc.transport.memory.key import ID_BYTES, pack_span
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.moves import Move, Moves
-from monarch_hpc.transport.memory.operations import PIECE_BYTES
 from monarch_hpc.transport.memory.remote import RemoteMemories
 from monarch_hpc.transport.memory.requests import Change, MemoryStep, make_request
 from monarch_hpc.wire.frames import Frame, Kind
@@ -223,7 +224,7 @@ def test_a_request_for_a_key_that_was_interrupted_holds_up_nobody(parties: Calla
             raise KeyboardInterrupt
 
     memories = RemoteMemories(
-        *(party.engine, send, lambda: None, "another process", LIMITS.max_frame_bytes),
+        *(party.engine, send, lambda: None, "another process", LIMITS),
         *(CrossMemory(party.engine), lambda: None),
     )
     with pytest.raises(KeyboardInterrupt):
@@ -243,6 +244,9 @@ def test_a_request_for_a_key_that_was_interrupted_holds_up_nobody(parties: Calla
         Frame(Kind.MEMORY, MemoryStep.OPEN, 99, bytes(ID_BYTES), [b"buffer"]),
         Frame(Kind.MEMORY, MemoryStep.REVOKE, 0, b"short"),
         Frame(Kind.GET, 0, 99, b"short"),
+        Frame(Kind.GET_LIST, 0, 99, b"short"),
+        Frame(Kind.PUT_LIST, 0, 99, pack_list([ListedPiece(bytes(ID_BYTES), 0, 4)]), [bytes(4)]),
+        Frame(Kind.PUT_LIST, 0, 99, pack_list([ListedPiece(bytes(ID_BYTES), 0, 4)]), []),
         Frame(Kind.PUT, 0, 99, b"short", [bytes(4)]),
         Frame(Kind.PUT, 0, 99, pack_span(bytes(ID_BYTES), 0, 4), [bytes(4), bytes(4)]),
         Frame(Kind.DATA, 99, 0, b"", [bytes(4), bytes(4)]),
@@ -280,7 +284,7 @@ def test_a_list_of_transfers_ends_as_one_and_begins_again(pair: tuple[Party, Par
     sources = [owner.node.register(bytearray(os.urandom(6000))) for _ in range(5)]
     target, data = bytearray(3000), os.urandom(3000)
     written = owner.node.register(target)
-    into = [bytearray(2000) for _ in range(2000)]
+    into = [memoryview(bytearray(2000)) for _ in range(2000)]
     moves = Moves(
         [Move(name_of(sources[at % 5]), at, memoryview(one), False) for at, one in enumerate(into)]
         + [Move(name_of(written), at, memoryview(data)[at : at + 500], True) for at in range(0, 3000, 500)]
@@ -289,7 +293,8 @@ def test_a_list_of_transfers_ends_as_one_and_begins_again(pair: tuple[Party, Par
         link.memory.move_all(moves).wait(PATIENCE_S)
         assert all(one == bytes(sources[at % 5].view or b"")[at : at + 2000] for at, one in enumerate(into))
         assert target == data
-        for one in [target, *into]:
+        target[:] = bytes(len(target))
+        for one in into:
             one[:] = bytes(len(one))
     assert revoked(owner, sources[3], "dropped by a[0]").wait(PATIENCE_S)
     with pytest.raises(MemoryAccessError, match=r"dropped by a\[0\]"):

@@ -13,8 +13,9 @@ from monarch_hpc.actor.messages.line import LoopbackLink
 from monarch_hpc.core.errors import ChannelClosed, MemoryAccessError, PeerLost
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.memory.framed.operations import PIECE_BYTES, WINDOW_BYTES
 from monarch_hpc.transport.memory.memory import Memory
-from monarch_hpc.transport.memory.operations import PIECE_BYTES, WINDOW_BYTES, Transfer
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.support.parties import BLOCKED, LIMITS, PATIENCE_S, RDMA, UCX, Party, parties
 

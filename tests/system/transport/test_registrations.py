@@ -87,6 +87,26 @@ def test_what_lies_apart_is_found_again_range_by_range(watched: tuple[Party, Wat
     third.close()
 
 
+def test_the_same_memory_that_lies_apart_is_registered_once_for_all(
+    watched: tuple[Party, Watched, FrameChannel],
+) -> None:
+    owner, worker, channel = watched
+    arrays = [np.full(5000, number, np.uint8) for number in range(50)]
+    scattered = Scattered([span_of(array) for array in arrays], arrays)
+    first, second = (owner.node.register(scattered, writable=False) for _ in range(2))
+    assert len(worker.given) == 50 and second.parts.places.rkeys == first.parts.places.rkeys  # type: ignore[union-attr]
+    writable = owner.node.register(scattered)
+    assert len(worker.given) == 100  # whose keys let peers write
+    first.close()
+    here = bytearray(5000)
+    channel.memory.move(second.parts.id, scattered.places.starts[7], here, write=False).wait(PATIENCE_S)
+    assert here == arrays[7].tobytes()
+    second.close()
+    owner.node.register(scattered, writable=False).close()
+    assert len(worker.given) == 150  # nobody had lent it any more
+    writable.close()
+
+
 def test_memory_that_takes_the_place_of_other_is_registered_anew_and_the_old_key_reads_nothing_of_it(
     watched: tuple[Party, Watched, FrameChannel],
 ) -> None:

@@ -20,8 +20,8 @@ from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.connect import introduction
 from monarch_hpc.transport.memory.moves import Move, Moves
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.places import Scattered
+from monarch_hpc.transport.memory.transfer import Transfer
 from tests.system.support.parties import PATIENCE_S, UCX, Party, join, parties
 
 __all__ = ["parties"]
@@ -110,6 +110,38 @@ def test_memory_that_lies_apart_is_read_range_by_range_and_not_in_between(pair: 
     local = bytearray(4095)
     owner.node.own_memory.move(identifier, starts[1], local, write=False).wait(PATIENCE_S)
     assert local == held[1]
+
+
+def test_lists_of_many_pieces_arrive_whole_and_nothing_beside_them(pair: Pair) -> None:
+    owner, _, channel = pair
+    held = [bytearray(os.urandom(40_000)) for _ in range(50)]
+    before = [bytes(one) for one in held]
+    names = [owner.node.register(memoryview(one)).parts.id for one in held]
+    sizes = [1, 511, 4096, 0, 36_000]
+    read, written = [], []
+    for number in range(3000):
+        name, size = names[number % 50], sizes[number % 5]
+        around, into = guarded(size)
+        read.append((around, into, number % 50, number))
+        if number < 50:  # to the end of each memory, which nothing else touches
+            written.append(Move(name, 39_900, memoryview(os.urandom(100)), True))
+    moves = Moves([Move(names[place], at, into, False) for _around, into, place, at in read] + written)
+    for _submission in range(2):
+        channel.memory.move_all(moves).wait(PATIENCE_S)
+        assert all(whole(around) and into == before[place][at : at + len(into)] for around, into, place, at in read)
+        assert held == [old[:39_900] + bytes(move.buffer) for old, move in zip(before, written, strict=True)]
+        for _around, into, _place, _at in read:
+            into[:] = bytes(len(into))
+        for one in held:
+            one[39_900:] = bytes(100)
+    outside = Moves([*moves.moves[:7], Move(names[1], 39_999, memoryview(bytearray(2)), False)])
+    with pytest.raises(MemoryAccessError, match=r"piece 7 of 8: bytes 39999 to 40001 of a memory of 40000"):
+        channel.memory.move_all(outside).wait(PATIENCE_S)
+    revoked: list[bool] = []
+    owner.node.own_memory.grants.revoke(names[2], "dropped by a[0]", lambda: revoked.append(True))
+    wait_until("the end of a memory", lambda: revoked)
+    with pytest.raises(MemoryAccessError, match=r"piece 2 of 3050: dropped by a\[0\]"):
+        channel.memory.move_all(moves).wait(PATIENCE_S)
 
 
 def test_ctrl_c_ends_a_wait_and_not_the_transfer(pair: Pair) -> None:

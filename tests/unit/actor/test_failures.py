@@ -10,17 +10,19 @@ from monarch_hpc.actor.cell.replies import Replier
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.causes import OnCause
 from monarch_hpc.actor.messages.connections import Connections
-from monarch_hpc.actor.messages.payload import pack_fault
 from monarch_hpc.actor.messages.pending import Answer
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.messages.sent_failures import pack_fault
 from monarch_hpc.actor.runtime.failures import FailureRouter
 from monarch_hpc.actor.runtime.ownership import Ownership
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import ActorDied, PeerLost, TransportError
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame, Kind
 
 _ACTOR, _OWNER = 5, 6
+KILLED = Death(DeathKind.SIGNAL, "killed by SIGKILL")
 _PROCS = {rank: ProcRef(1, rank, "gpu01", 0, 100 + rank, 10 + rank, ()) for rank in range(2)}
 
 
@@ -51,7 +53,8 @@ class Process:
     """A process without actors, which has spawned some elsewhere."""
 
     def __init__(self, owner: int = 0) -> None:
-        self.ownership = Ownership(Recorder())
+        recorder = Recorder()
+        self.ownership = Ownership(recorder)
         self.causes = StoppedProcs()
         self.stopped: list[tuple[int, int]] = []
         self.answers: list[Answer] = []
@@ -61,7 +64,7 @@ class Process:
             self.ownership,
             Connections(engine, lambda _link, _frame: None),
             self.causes,
-            Replier(engine, "login"),
+            Replier(engine, "login", recorder.names),
             {},
             self._stop,
             self.unhandled.append,
@@ -77,9 +80,7 @@ class Process:
     def lose(self, rank: int, *, reported: bool) -> None:
         incarnation = _PROCS[rank].incarnation
         for owned, lost in self.ownership.lose(incarnation):
-            self.failures.on_death(
-                owned, lost, incarnation, reported, ActorDied(owned.where(lost), "killed by SIGKILL")
-            )
+            self.failures.on_death(owned, lost, incarnation, reported, ActorDied(owned.where(lost), KILLED))
 
 
 def test_a_death_that_no_call_reports_is_unhandled_once() -> None:
@@ -87,7 +88,7 @@ def test_a_death_that_no_call_reports_is_unhandled_once() -> None:
     process.lose(1, reported=False)
     process.lose(1, reported=False)
     where = "actor worker[1] on gpu01"
-    assert process.unhandled == [MeshFailure("worker", 1, where, "killed by SIGKILL")]
+    assert process.unhandled == [MeshFailure("worker", 1, where, "killed by SIGKILL", kind=DeathKind.SIGNAL)]
     body, buffers = pack_fault(_ACTOR, MeshFailure("worker", 1, where, "its endpoint raised"))
     process.failures.on_fault(Frame(Kind.FAILURE, 0, 0, body, buffers))
     assert len(process.unhandled) == 1

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import sys
 import types
 import warnings
 from collections.abc import Callable
 
-from monarch_hpc.actor.running_loop import warn_of_blocking
+import pytest
+
+from monarch_hpc.actor.running_loop import _awake, keep_awake, warn_of_blocking
 
 
 def caught(run: Callable[[], object]) -> list[warnings.WarningMessage]:
@@ -71,3 +74,22 @@ def test_a_cell_is_not_but_a_coroutine_that_it_awaits_is() -> None:
     assert run_cell("await asyncio.sleep(0)\nread()") == []
     (seen,) = run_cell("async def f():\n    read()\nawait f()")
     assert (seen.filename, seen.lineno) == ("<a cell>", 2)
+
+
+def test_the_loop_of_a_notebook_wakes_while_any_coroutine_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def timers(num: int) -> list[int]:
+        loop = asyncio.get_running_loop()
+        seen = []
+        ends = []
+        for _ in range(num):
+            ends.append(keep_awake(loop))
+            seen.append(len(_awake))
+        for end in ends:
+            end()
+            seen.append(len(_awake))
+        return seen
+
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # other tests load it
+    assert asyncio.run(timers(2)) == [0, 0, 0, 0]
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    assert asyncio.run(timers(2)) == [1, 1, 1, 0]

@@ -3,24 +3,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-from pathlib import Path
 
 import pytest
 
 from monarch_hpc.agent.children.environment import proc_environment
 from monarch_hpc.agent.children.sweep import cookies, has_entries
 from monarch_hpc.agent.output.proc_output import MAX_LINE_BYTES, LineSplitter
-from monarch_hpc.config.schema import (
-    FabricConfig,
-    InterfacesConfig,
-    LogsConfig,
-    ProcsConfig,
-    TransportConfig,
-    UcxConfig,
-)
+from monarch_hpc.config.load import load
 from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.wire.start import ProcOrder, ProcStart, parse_order, render_order
 
+_CONFIG = load(
+    {"ucx.library": "/opt/ucx/lib/libucp.so.0", "procs.preload": ["torch"], "transport.cast_direct": 7}
+).config
 START = ProcStart(
     allocation="a" * 32,
     run="12345678",
@@ -41,11 +36,11 @@ START = ProcStart(
     forwarders=["tcp://10.1.0.1:7001"],
     interfaces=["hsn0"],
     segments="/dev/shm/a",
-    procs=ProcsConfig(60.0, "own-first", (), "auto", "auto", "pmix", ("torch",), 5.0, 10.0, 32),
-    limits=TransportConfig(5.0, 64, 1 << 33, 1 << 26, 1 << 26, 16, 16, 1 << 20, 3.0, 1.0, 30.0, 15.0),
-    fabric=FabricConfig(("ucx", "tcp"), False, InterfacesConfig((), ("hsn*",)), 50),
-    ucx=UcxConfig(Path("/opt/ucx/lib/libucp.so.0"), "", "", "", 65536, 2.0),
-    logs=LogsConfig(True, 0.5, "WARNING", False, False, 1 << 20, 1 << 25, 1 << 28, 1000),
+    procs=_CONFIG.procs,
+    limits=_CONFIG.transport,
+    fabric=_CONFIG.fabric,
+    ucx=_CONFIG.ucx,
+    logs=_CONFIG.logs,
     cpus=[2, 3],
     memory_nodes=[1],
     num_threads=2,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.allocation.files import claim, read_head, read_key, write_head, write_host
+from monarch_hpc.allocation.files import read_key, write_host
+from monarch_hpc.allocation.heads import HeadPlace, read_head, write_head
 from monarch_hpc.allocation.ready import check_allocation, make_ready, read_ready, write_ready
 from monarch_hpc.allocation.settings import read_config, write_config
 from monarch_hpc.config.load import load
@@ -44,17 +45,18 @@ def test_a_configuration_of_another_version_is_refused(directory: Path) -> None:
 
 def test_what_the_head_wrote_is_what_others_read(directory: Path) -> None:
     assert (read_head(directory), read_ready(directory)) == (None, None)
-    write_head(directory, ENTRY.addresses)
+    head = HeadPlace(1, 0, ENTRY.addresses)
+    write_head(directory, head)
     write_ready(directory, make_ready("a" * 32, 7, [ENTRY], ["n2"]))
-    assert read_head(directory) == ENTRY.addresses
+    assert read_head(directory) == head
     ready = check_allocation(directory)
     assert ready == read_ready(directory)
     assert (ready.job_id, ready.addresses, ready.names, ready.missing) == (7, ENTRY.addresses, {0: "n1"}, ("n2",))
 
 
-def test_an_allocation_without_its_first_host_cannot_be_used(directory: Path) -> None:
+def test_an_allocation_without_its_heads_host_cannot_be_used(directory: Path) -> None:
     write_ready(directory, make_ready("a" * 32, None, [], ["n1", "n2"]))
-    with pytest.raises(AllocationError, match=r"its first host is missing \(missing: n1, n2\)"):
+    with pytest.raises(AllocationError, match=r"its head's host is missing \(missing: n1, n2\)"):
         check_allocation(directory)
 
 
@@ -83,12 +85,6 @@ def test_keys(directory: Path) -> None:
     (directory / "key").chmod(0o644)
     with pytest.raises(ConfigError, match="open to other users"):
         read_key(directory)
-
-
-def test_there_is_one_head(directory: Path) -> None:
-    claim(directory, "process 7 on n1")
-    with pytest.raises(AllocationError, match="has a head already: process 7 on n1"):
-        claim(directory, "process 8 on n1")
 
 
 def test_a_host_proves_that_it_can_write(directory: Path) -> None:

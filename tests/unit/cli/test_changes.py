@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from monarch_hpc.cli.allocations.extend import command as extend
 from monarch_hpc.cli.allocations.extend import parse_change
 from monarch_hpc.cli.allocations.shrink import plan_shrink
+from monarch_hpc.cli.main import main
 from monarch_hpc.core.errors import AllocationError, ConfigError
 
 
@@ -23,8 +25,27 @@ def test_what_is_no_time(text: str) -> None:
         parse_change(text)
 
 
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        (["dev", "-2h"], ("dev", "-2h")),
+        (["dev", "-2h", "--json"], ("dev", "-2h")),
+        (["--quiet", "-30m"], ("-30m",)),
+        (["--", "dev", "-2h"], ("dev", "-2h")),
+        (["dev", "+2h"], ("dev", "+2h")),
+    ],
+)
+def test_time_to_take_away_is_no_option(words: list[str], read: tuple[str, ...]) -> None:
+    assert extend.make_context("extend", words).params["words"] == read
+
+
+def test_an_option_that_extend_does_not_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["extend", "dev", "-x"]) == 64
+    assert "-x" in capsys.readouterr().err
+
+
 def host(rank: int, procs: int = 0, state: str = "alive", problem: str = "") -> dict[str, object]:
-    return {"rank": rank, "name": f"n{rank}", "procs": procs, "state": state, "problem": problem}
+    return {"rank": rank, "name": f"n{rank}", "head": rank == 0, "procs": procs, "state": state, "problem": problem}
 
 
 def freed(hosts: list[dict[str, object]], num_hosts: int, *, force: bool = False) -> list[str]:

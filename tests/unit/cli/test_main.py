@@ -185,3 +185,10 @@ def test_what_starts_no_process_works_with_any_transports(
     assert main(["config", "show"]) == 0
     monkeypatch.setenv("MONARCH_HPC_FABRIC__TRUSTED", "true")
     assert main(["alloc", "--dry-run"]) == 0
+
+
+def test_more_commands_on_a_host_than_it_takes_procs_are_a_mistake_in_the_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["exec", "--per-node", "100000", "--", "hostname"]) == 64
+    assert "100000 is not in the range 1<=x<=16384" in capsys.readouterr().err

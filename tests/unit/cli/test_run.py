@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.cli.run import Missing, command, plan_argv
+from monarch_hpc.cli.run import command
+from monarch_hpc.cli.runs.command_line import Missing, plan_argv
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_what_is_ours_and_what_is_the_programs(
     words: list[str], plain: bool, program: tuple[str, ...], name: str | None, num_local: int | None
 ) -> None:
     params = command.make_context("run", list(words)).params
-    ours = {"needs": None, "place": None, "detach": False, "on_interrupt": None}
+    ours = {"needs": None, "place": None, "detach": False, "on_interrupt": None, "on_loss": None}
     assert params == {"plain": plain, "program": program, "name": name, "num_local": num_local, **ours}
 
 
@@ -43,5 +44,7 @@ def test_how_a_program_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert plan_argv(["tool", "x"], plain=False) == [str(tmp_path / "tool"), "x"]
     assert plan_argv(["sh", "x"], plain=True) == ["sh", "x"]
     assert plan_argv(["./tool"], plain=True) == ["./tool"]
+    nameless = plan_argv([""], plain=False)
+    assert isinstance(nameless, Missing) and nameless.exit_code == 66 and "is empty" in nameless.sentence
     missing = [plan_argv([word], plain=plain) for word, plain in (("x.py", False), ("xyzzy", True), ("./plain", True))]
     assert [found.exit_code if isinstance(found, Missing) else found for found in missing] == [66, 127, 126]

@@ -37,4 +37,6 @@ def row(state: SlurmState = SlurmState.RUNNING, job_id: int = 7, reason: str = "
 
 
 def detail(state: SlurmState, reason: str = "", exit_code: str = "0:0", restarts: int = 0) -> JobDetail:
-    return JobDetail(7, RECORD.job_name, state, state.value, reason, exit_code, "n[1-4]", "n1", "", restarts)
+    return JobDetail(
+        7, RECORD.job_name, state, state.value, reason, exit_code, "n[1-4]", "n1", "", restarts, components=("n[1-4]",)
+    )

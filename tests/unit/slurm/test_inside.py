@@ -22,3 +22,14 @@ def test_older_variables_do() -> None:
 @pytest.mark.parametrize("environ", [{}, {"SLURM_CONF": "/x"}, {**BATCH, "SLURM_JOB_ID": "x"}, {"SLURM_JOB_ID": "7"}])
 def test_outside_of_a_job_there_is_none(environ: dict[str, str]) -> None:
     assert find_job_here(environ) is None
+
+
+def test_a_heterogeneous_job_has_the_hosts_of_all_its_components() -> None:
+    environ = {
+        **BATCH,
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "n[2-3]",
+    }
+    assert find_job_here(environ) == JobHere(7, "n1,n[2-3]", 3)
+    assert find_job_here({**environ, "SLURM_HET_SIZE": "3"}) is None

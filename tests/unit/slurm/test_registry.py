@@ -113,6 +113,9 @@ def test_what_a_command_means(registry: Registry) -> None:
     assert registry.find("data") == data
     with pytest.raises(AllocationError, match=r"no such allocation \(live: data, default, dev\)"):
         registry.find("nope")
+    with pytest.raises(AllocationError) as unknown:
+        registry.find("a\nb")
+    assert str(unknown.value) == r"allocation 'a\nb': no such allocation (live: data, default, dev)"
 
 
 def test_a_folder_without_record_is_a_command_that_just_began_or_died(registry: Registry) -> None:

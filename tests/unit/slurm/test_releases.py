@@ -51,6 +51,7 @@ def test_every_release_says_the_same_of_a_job(release: str) -> None:
         start="2026-10-30T05:18:05",
         num_hosts=2,
         reservation="class",
+        components=("c[1-2]",),
     )
 
 

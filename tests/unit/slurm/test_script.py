@@ -16,7 +16,7 @@ from monarch_hpc.config import Config
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.slurm.commands.argv import flag_words
-from monarch_hpc.slurm.script import Request, plan_job_flags, quoted, render_script
+from monarch_hpc.slurm.script import Request, plan_job_flags, quoted, render_hook, render_script
 
 ID = "0123456789abcdef0123456789abcdef"
 
@@ -168,7 +168,7 @@ def test_no_placeholder_is_left_and_a_value_is_never_taken_for_one(tmp_path: Pat
 
 def test_the_prologue_stands_before_the_step(tmp_path: Path) -> None:
     script = render_script(config(tmp_path, {"agent.prologue": ["module load cuda", "ulimit -c 0"]}), request())
-    assert "\nmodule load cuda\nulimit -c 0\n" in script[: script.index("srun --job-name=agents")]
+    assert "\nmodule load cuda\nulimit -c 0\n" in script[: script.index("srun ")]
 
 
 def test_the_sites_variables_do_not_replace_the_users(tmp_path: Path) -> None:
@@ -187,18 +187,43 @@ def test_the_sites_variables_do_not_replace_the_users(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("lines", "status", "printed"),
+    [
+        (["false || true", "export A=1", "f() { false; true; }", "f"], 3, "A is 1\n"),
+        (["true", "(exit 5)", "echo not here"], 72, "monarch-hpc: agent.prologue failed with status 5: ( exit 5 )\n"),
+        (["exit 7"], 7, ""),
+        (["sleep 600"], 72, "monarch-hpc: agent.prologue took longer than 1 s (config key agent.hook_s)\n"),
+    ],
+    ids=["ends", "fails", "exits", "hangs"],
+)
+def test_a_hook_runs_in_the_scripts_shell(tmp_path: Path, lines: list[str], status: int, printed: str) -> None:
+    text = render_hook(config(tmp_path, {"agent.prologue": lines, "agent.hook_s": 1}).agent, "prologue")
+    # In a group of its own: at its limit the group is signalled.
+    done = subprocess.run(
+        ["bash", "-c", f'trap "exit 9" TERM\n{text}\necho "A is $A"\nexit 3'],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.removeprefix("Alarm clock\n")) == (status, printed)
+    assert render_hook(config(tmp_path).agent, "epilogue") == "# (nothing)"
+
+
 def test_a_prefix_stands_before_the_agent(tmp_path: Path) -> None:
     script = render_script(config(tmp_path, {"agent.prefix": ["apptainer", "exec", "a b.sif"]}), request())
-    assert '\n    apptainer exec "a b.sif" bash "$directory/agent.sh" /py ' in script
+    assert 'agent=(\n    apptainer exec "a b.sif" bash "$directory/agent.sh" /py\n' in script
 
 
 def test_without_step_flags_the_step_is_still_one_command(tmp_path: Path) -> None:
     off = dict.fromkeys(config(tmp_path).slurm.step_flags)
     script = render_script(config(tmp_path, {"slurm.step_flags": off}), request())
-    step = script[script.index("srun --job-name") : script.index("step=$!")]
-    assert "--overlap" not in step
-    assert all(line.rstrip().endswith(("\\", "&")) for line in step.splitlines())
-    assert "\\ \\" not in step
+    lines = script[script.index("flags=(") : script.index("steps=()")]
+    shown = subprocess.run(["bash", "-c", f'{lines}echo "${{#flags[@]}}"'], capture_output=True, text=True, check=True)
+    assert shown.stdout == "0\n"
 
 
 def test_the_step_keeps_slurms_essential_variables(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from monarch_hpc.telemetry.layout import CAST
-from monarch_hpc.telemetry.picture import draw
+from monarch_hpc.telemetry.views.picture import draw
 from monarch_hpc.wire.tables.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, Scene, SentCall, Wait
 
 
@@ -34,7 +34,7 @@ class Tale:
         """Add an unanswered call."""
         self._number += 1
         number = self._number
-        self.procs[caller].scene.sent.append(SentCall(number, actor, target, "host", callee, callee, "do", age_s))
+        self.procs[caller].scene.sent.append(SentCall(number, actor, 1, target, "host", callee, callee, "do", age_s))
         if runs:
             self.procs[target].scene.running.append(RunningCall(callee, "do", number, caller, "host", age_s, 0.0))
         if waits:
@@ -160,7 +160,7 @@ def test_many_targets_are_counted() -> None:
 def cast(tale: Tale, caller: str, actor: str, running: dict[str, str], age_s: float = 9.0) -> None:
     """Add a cast that runs in the actors *running*, by process; its number equals that of a direct call."""
     number = CAST | 1
-    tale.procs[caller].scene.sent.append(SentCall(number, actor, "", "", "squad", "squad", "do", age_s))
+    tale.procs[caller].scene.sent.append(SentCall(number, actor, 32, "", "", "squad", "squad", "do", age_s))
     tale.procs[caller].scene.waits.append(Wait(actor, [number], 1, "", age_s))
     for target, callee in running.items():
         tale.procs[target].scene.running.append(RunningCall(callee, "do", number, caller, "host", age_s, 0.0))
@@ -184,7 +184,7 @@ def test_a_cast_that_no_rank_runs() -> None:
     tale = Tale()
     tale.add("x", actors=("a",))
     cast(tale, "p", "0", {})
-    assert draw(list(tale.procs.values())).rows[0].waits_for == "squad.do, which no rank runs"
+    assert draw(list(tale.procs.values())).rows[0].waits_for == "squad.do of 32 ranks, which none runs"
 
 
 def test_a_deadlock_through_a_cast() -> None:

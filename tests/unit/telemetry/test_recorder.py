@@ -14,7 +14,16 @@ from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.histogram import bucket_of
 from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, RecordKind
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.telemetry.reading import MAX_SENT, Memory, memory_of, read_events, read_memory_use, read_scene
+from monarch_hpc.telemetry.names import parse_names
+from monarch_hpc.telemetry.reading import (
+    MAX_SENT,
+    Memory,
+    memory_of,
+    read_events,
+    read_memory_use,
+    read_scene,
+    read_u64,
+)
 from monarch_hpc.telemetry.recorder import Recorder
 
 pytestmark = pytest.mark.pen
@@ -110,7 +119,7 @@ def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
 
     recorder.answered(5)
     recorder.waited(place)
-    handling.fail(77)
+    handling.fail(names.error(ValueError("secret")))
     scene = read_scene(memory)
     assert not (scene.running or scene.waits or scene.sent)
     (count,) = scene.endpoints
@@ -122,7 +131,8 @@ def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
     assert (handled.kind, handled.flags, handled.msg, handled.num_bytes) == (RecordKind.HANDLED, FAILED, 41, 100)
     assert handled.dur >= 0
     assert 3e6 <= handled.queued_us < 60e6
-    assert handled.answer_bytes == 77
+    assert handled.answer_bytes == 0
+    assert parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))(handled.error) == ("error", "ValueError", "")
 
 
 def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +142,8 @@ def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None
         recorder.sent(0, 2, 3, 4, 5, 6)
         recorder.sent(2, 2, 3, 4, 5, 6)
         recorder.answered(2)
+        recorder.sent(3, 2, 3, 4, 5, 6)
+        recorder.failed(3)
         first, second = recorder.handling(9), recorder.handling(10)
         first.begin(3, 4, 5, 6, _LATER)
         second.begin(4, 5, 6, 7, _LATER)
@@ -141,6 +153,7 @@ def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None
             second.begin(4, 5, 6, 7, _LATER)
             second.end(num_bytes)
         at = (layout.SENT_AT, layout.NAMES_AT)
+        assert read_u64(lambda start, size: recorder.memory[start : start + size], layout.EVENTS.cursor_at) == 6
         written = bytearray(recorder.memory[at[0] : at[1]])
         # Times differ, and so do the values computed from them.
         for offset in range(0, (layout.COUNTERS_AT - at[0]), 64):
@@ -220,7 +233,7 @@ def test_a_flood_of_calls_is_counted_and_the_oldest_are_told(make: Make) -> None
 
 def test_the_ring_keeps_the_latest_events(make: Make) -> None:
     recorder, memory = make()
-    num = layout.NUM_EVENTS + 100
+    num = layout.EVENTS.num + 100
     for number in range(num):
         recorder.change(RecordKind.MESH_SPAWNED, msg=number)
     assert [event.msg for event in read_events(memory)] == list(range(100, num))
@@ -307,8 +320,8 @@ def test_memory_that_is_lent_and_moved(make: Make) -> None:
     recorder.lent(0, 1, 8)
     peer = recorder.names.proc(0xAB, "n1")
     for num_bytes in (10, 20):
-        recorder.moved("cma", peer, num_bytes, 5_000, write=False)
-    recorder.moved("cma", peer, 30, -5, write=True)
+        recorder.moved("cma", peer, num_bytes, 5_000, write=False, failed=False)
+    recorder.moved("cma", peer, 30, -5, write=True, failed=False)
     use = read_memory_use(memory, _LATER)
     assert [(one.name, one.rank, one.num, one.num_bytes) for one in use.lent] == [("", 0, 1, 8), ("lender", 3, 1, 200)]
     assert sorted(
@@ -318,7 +331,7 @@ def test_memory_that_is_lent_and_moved(make: Make) -> None:
         (True, 1, 30, 0.0, "ab", "n1", "cma"),
     ]
     for number in range(2 * layout.NUM_MOVED):
-        recorder.moved("tcp", recorder.names.proc(number, "n2"), 1, 1, write=False)
+        recorder.moved("tcp", recorder.names.proc(number, "n2"), 1, 1, write=False, failed=False)
     assert len(read_memory_use(memory).moved) == layout.NUM_MOVED
     recorder.lent(0, -1, -8)
     assert len(read_memory_use(memory).lent) == 1
@@ -329,7 +342,7 @@ def test_what_cannot_be_read_says_why(make: Make) -> None:
     try:
         assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
         os.pwrite(fd, HEADER.pack(layout.MAGIC, 9, layout.TOTAL_BYTES + 64, 1, 2, 3, 4), 0)
-        assert read_scene(memory_of(fd)).problem == "its records have version 9, expected 4"
+        assert read_scene(memory_of(fd)).problem == "its records have version 9, expected 5"
         os.pwrite(fd, b"x" * 64, 0)
         assert read_scene(memory_of(fd)).problem == "something has overwritten its records"
         assert read_events(memory_of(fd)) == []

@@ -8,7 +8,7 @@ import pytest
 
 from monarch_hpc.telemetry.histogram import added, bucket_of, quantile
 from monarch_hpc.telemetry.layout import BUCKET_BITS, NUM_BUCKETS
-from monarch_hpc.telemetry.tally import tally
+from monarch_hpc.telemetry.views.tally import tally
 from monarch_hpc.wire.tables.calls import EndpointCount, ProcCalls, Scene
 
 

@@ -33,7 +33,8 @@ def test_slurm_conf_names_nodes_and_partitions() -> None:
         f"NodeName=n{number} NodeAddr=10.177.0.1{number} {claims}" for number in (1, 2, 3)
     ]
     partitions = [line.split()[0] for line in lines if line.startswith("PartitionName")]
-    assert partitions == [f"PartitionName={name}" for name in ("debug", "short", "low", "vip", "paid")]
+    names = ("DEFAULT", "debug", "short", "low", "vip", "paid", "scavenge")
+    assert partitions == [f"PartitionName={name}" for name in names]
     assert all("=" in line for line in lines if line and not line.startswith("#"))
 
 

@@ -10,6 +10,7 @@ from monarch_hpc.actor.casts.targets import CastTargets
 from monarch_hpc.actor.messages.incarnations import CurrentProcs, Incarnations
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.wire.casts import parse_target
 
 FIRST = {rank: ProcRef(7, rank, f"n{rank}", rank, 100 + rank, 1000 + rank, ()) for rank in range(3)}
 SECOND = replace(FIRST[1], incarnation=2001, host="n2", restarts=1)
@@ -19,9 +20,9 @@ THIRD = replace(FIRST[1], incarnation=3001, restarts=2)
 def test_a_proc_is_replaced_for_all_who_hold_the_mesh() -> None:
     table = Incarnations()
     mine, received = table.of(7, FIRST), table.of(7, {1: FIRST[1]})
-    assert mine is received and mine == FIRST and not mine.replaced
+    assert mine is received and mine == FIRST and not mine.lives
     table.of(7, {1: SECOND})
-    assert received[1] is SECOND and mine.replaced
+    assert received[1] is SECOND and mine.lives == {1: 1}
     assert {rank: mine[rank] for rank in (0, 2)} == {rank: FIRST[rank] for rank in (0, 2)}
 
 
@@ -38,7 +39,7 @@ def test_another_mesh_keeps_the_procs_that_its_actors_live_in() -> None:
     table = Incarnations()
     procs, actors = table.of(7, FIRST), table.of(0xACE, FIRST)
     table.of(7, {1: SECOND})
-    assert procs[1] is SECOND and actors[1] is FIRST[1] and not actors.replaced
+    assert procs[1] is SECOND and actors[1] is FIRST[1] and not actors.lives
 
 
 def test_a_mesh_that_is_not_in_use_is_forgotten() -> None:
@@ -51,12 +52,22 @@ def test_a_mesh_that_is_not_in_use_is_forgotten() -> None:
 def test_it_travels_as_a_plain_dict() -> None:
     copy = pickle.loads(pickle.dumps(CurrentProcs(FIRST)))
     assert type(copy) is dict and copy == FIRST
-    assert CurrentProcs({1: SECOND}).replaced
+    assert CurrentProcs({1: SECOND}).lives == {1: 1}
 
 
-def test_casts_are_not_sent_where_a_proc_was_replaced() -> None:
+def test_casts_name_the_lives_that_they_are_for() -> None:
     region, targets = Region.whole(Extent(("hosts",), (3,))), CastTargets()
     procs = CurrentProcs(FIRST)
-    assert targets.of("run", region, procs) is not None
+    before = targets.of("run", region, procs)
+    assert before is not None and parse_target(before.packed).lives == {}
     procs.put(1, SECOND)
-    assert targets.of("run", region, procs) is None
+    after = targets.of("run", region, procs)
+    assert after is not None and parse_target(after.packed).lives == {1: 1}
+    # Answers to the earlier casts are those of the earlier proc.
+    assert (before.proc(1), after.proc(1)) == (FIRST[1], SECOND)
+    assert targets.of("run", region, CurrentProcs(FIRST)) is before
+
+
+def test_casts_are_not_sent_to_a_choice_of_ranks() -> None:
+    region = Region.whole(Extent(("hosts",), (3,))).pick("hosts", [0, 2])
+    assert CastTargets().of("run", region, CurrentProcs(FIRST)) is None

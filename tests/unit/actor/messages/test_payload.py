@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 
 from monarch_hpc.actor.casts.reduction import Folding
-from monarch_hpc.actor.messages.payload import (
-    call_head,
-    pack_call,
-    pack_failure,
-    pack_spawn,
-    unpack_call,
-    unpack_failure,
-    unpack_head,
-    unpack_spawn,
-)
+from monarch_hpc.actor.messages.payload import call_head, pack_call, pack_spawn, unpack_call, unpack_head, unpack_spawn
+from monarch_hpc.actor.messages.sent_failures import pack_failure, unpack_failure
 from monarch_hpc.core.errors import ActorFailed
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.wire.frames import Frame, Kind

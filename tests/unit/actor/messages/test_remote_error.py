@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from monarch_hpc.actor.messages.remote_error import as_actor_error
+from monarch_hpc.actor.messages.remote_error import as_actor_error, as_raised
 from monarch_hpc.core.errors import (
     ActorDied,
     ActorError,
@@ -100,6 +100,13 @@ def test_what_cannot_be_both_is_wrapped(error: Exception) -> None:
     assert (wrapped.where, wrapped.type_name) == (WHERE, type(error).__name__)
     again = pickle.loads(pickle.dumps(wrapped))
     assert type(again.exception) is type(error) and str(again) == str(wrapped)
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), FileNotFoundError(2, "no", "/x"), Exception("plain")])
+def test_what_was_raised_can_be_had_back(error: Exception) -> None:
+    raised, text, args = type(error), str(error), error.args
+    back = as_raised(as_actor_error(error, "k[0] on h"))
+    assert (type(back), str(back), back.args) == (raised, text, args)
 
 
 def test_a_group_can_still_be_split() -> None:

@@ -30,10 +30,12 @@ class Host:
         self.questions = HostQuestions(rank, num_hosts, fanout, self.usable.__contains__, self, self.own, max_bytes)
         self.questions.on_roster([entry(other) for other in range(num_hosts) if other in self.usable])
 
-    def own(self, question: AskHosts) -> Portion | None:
-        if self.rank in self._tree.unreadable:
-            return None
-        return Portion(f"host n{self.rank}", f"[[{self.rank}]]")
+    def own(self, question: AskHosts, max_bytes: int, take: Callable[[Portion | None], None]) -> None:
+        portion = None if self.rank in self._tree.unreadable else Portion(f"host n{self.rank}", f"[[{self.rank}]]")
+        if self.rank in self._tree.slow:
+            self.later(NEEDED_S, lambda: take(portion))
+        else:
+            take(portion)
 
     def ask_host(self, rank: int, question: AskHosts) -> None:
         self._tree.asked.append((self.rank, rank))
@@ -63,6 +65,7 @@ class Tree:
         self.clock = ManualClock()
         self.silent: set[int] = set()
         self.unreadable: set[int] = set()
+        self.slow: set[int] = set()  # they read their rows in the background
         self.asked: list[tuple[int, int]] = []
         self.hosts = [Host(self, rank, num_hosts, fanout, max_bytes) for rank in range(num_hosts)]
         self.question = AskHosts(5, "procs", {}, TIMEOUT_S, 0, num_hosts, [[0, num_hosts]])
@@ -98,6 +101,7 @@ def named(answer: Rows) -> list[int]:
 @pytest.mark.parametrize(("num_hosts", "fanout"), [(1, 16), (5, 2), (40, 3), (120, 16)])
 def test_all_hosts_answer_and_none_asks_more_than_its_share(num_hosts: int, fanout: int) -> None:
     tree = Tree(num_hosts, fanout)
+    tree.slow = set(range(0, num_hosts, 3))
     answer = tree.ask()
     assert named(answer) == list(range(num_hosts)) and not answer.missing
     assert {portion.source: portion.rows for portion in answer.portions}[f"host n{num_hosts - 1}"] == (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.wire.control.allocation import ShutDown
+from monarch_hpc.wire.control.allocation import AllocationEnds, ShutDown
 from monarch_hpc.wire.control.deadline import AwaitDeadline, DeadlineMet, DeadlineNear, JobEnd, SetJobEnd, Terminated
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.runs import RunOpened
@@ -143,7 +143,8 @@ def test_sigterm_at_the_announced_end_is_no_other_deadline(world: World) -> None
     world.clock.advance(NOTICE_S + 29.0)
     client.take()
     world.head.deadline.on_sigterm(30.0, STOP_S)
-    assert (client.take(), ordered(world)) == ([], [[ShutDown(STOP_S)]] * 2)
+    limit = "time-limit", "the job reaches its time limit"
+    assert (client.take(), ordered(world)) == ([AllocationEnds(*limit)], [[ShutDown(STOP_S, *limit)]] * 2)
 
 
 def test_sigterm_long_before_it_is_one(world: World) -> None:

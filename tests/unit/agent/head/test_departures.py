@@ -95,7 +95,7 @@ def test_an_agent_that_does_not_end_does_not_hold_up_the_answer(world: World) ->
     assert world.tool.got == [HostsFreed({"n2": -1})]
 
 
-@pytest.mark.parametrize(("ranks", "words"), [((0, 1), "the first host cannot leave"), ((4,), "host 4 is not in")])
+@pytest.mark.parametrize(("ranks", "words"), [((0, 1), "the head is there"), ((4,), "host 4 is not in")])
 def test_what_cannot_leave(world: World, ranks: tuple[int, ...], words: str) -> None:
     world.free(*ranks)
     (refused,) = world.tool.got

@@ -6,6 +6,7 @@ import pytest
 
 from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
+from monarch_hpc.agent.head.hosts.losses import AskSlurm, no_answer
 from monarch_hpc.agent.head.runs import OpenWitness
 from monarch_hpc.supervision import Liveness
 from monarch_hpc.testing import ManualClock
@@ -61,7 +62,7 @@ class Party:
 class World:
     """A head with its agents, its clock, and the files that the head would write."""
 
-    def __init__(self, num_hosts: int) -> None:
+    def __init__(self, num_hosts: int, ask_slurm: AskSlurm = no_answer) -> None:
         self.clock = ManualClock()
         self.written: list[tuple[list[int], dict[int, str]]] = []
         self.ended = 0
@@ -78,6 +79,7 @@ class World:
             MAX_ANSWER_BYTES,
             360.0,
             self.events.append,
+            ask_slurm,
         )
         self.agents = [Party() for _ in range(num_hosts)]
 
@@ -194,7 +196,7 @@ def test_whoever_takes_a_run_over_ends_the_tenure_of_all_who_were_there(world: W
     world.take_all()
     world.head.on_client(two, OpenRun("1", "train.py", "login2", 7, True))
     assert two.take() == [RunOpened("1", 3, 3, [entry(0), entry(1)])]
-    assert one.closed == program.closed == "another controller has taken over run 1"
+    assert one.closed == program.closed == "another program has taken over run 1"
     assert (world.head.owns(one), world.head.owns(two)) == (False, True)
     # Their procs are stopped; the run stays open.
     world.head.on_client_lost(one, "we closed it")
@@ -342,6 +344,7 @@ def test_status(world: World) -> None:
             "suspect": [],
             "links": [link],
             "state": "running",
+            "epoch": 1,
         }
     ]
 

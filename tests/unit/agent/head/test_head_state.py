@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.agent.head import events
-from monarch_hpc.agent.head.roster import HostRoster
+from monarch_hpc.agent.head.hosts.roster import HostRoster
 from monarch_hpc.agent.head.state import HeadState, apply
 from monarch_hpc.supervision import Liveness
 from monarch_hpc.wire.control.allocation import Join, ShutDownDone

@@ -16,7 +16,7 @@ from monarch_hpc.wire.tables.procs import PROCS, ProcRow
 from tests.unit.agent.head.test_head import MAX_ANSWER_BYTES, Party, World
 
 QUESTION = Ask(0, "procs", {}, 2.0)
-OF_PROGRAM = Portion("the program of run 1", PROCS.render([ProcRow("1", -1, 0, "login", 7, "ready", "", 9)], {}))
+OF_PROGRAM = Portion("the program of run 1", PROCS.render([ProcRow("1", -1, 0, "login", 7, "ready", "", 9, 0.5)], {}))
 
 
 def hosts(*sources: str) -> list[Portion]:
@@ -116,7 +116,7 @@ def test_a_tool_that_is_gone_gets_no_answer(world: World) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"table": "proc"}, "there is no table 'proc'; there are: calls, memory, procs"),
+        ({"table": "proc"}, "there is no table 'proc'; there are: calls, clocks, handled, memory"),
         ({"where": {"mess": 1}}, "rows of procs cannot be chosen by mess = 1; they can by: run (str), mesh (int)"),
         ({"where": {"mesh": "1"}}, "by mesh = '1'"),
         ({"table": "calls", "where": {"scene": {}}}, "by scene = {}"),

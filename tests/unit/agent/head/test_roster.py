@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.agent.head.roster import HostRoster
+from monarch_hpc.agent.head.hosts.roster import HostRoster
 from tests.unit.agent.head.test_head import entry
 
 

@@ -1,11 +1,10 @@
-"""The place of a program, what goes with it, and lists of ranks."""
+"""The place of a program, and lists of ranks."""
 
 from __future__ import annotations
 
 import click
 import pytest
 
-from monarch_hpc.cli.runs.order import plan_order, travelling
 from monarch_hpc.cli.runs.place import Place, choose_place
 from monarch_hpc.cli.runs.sources import Choice, parse_ranks
 
@@ -23,24 +22,6 @@ def test_the_place_is_the_users_then_the_sites_then_where_there_is_no_limit() ->
     assert choose_place(None, "host0", 60.0, on_slurm=False) == Place(False)
     with pytest.raises(click.UsageError, match="need an allocation that outlives this command"):
         choose_place("host0", "auto", None, on_slurm=False)
-
-
-def test_variables_of_this_machine_stay_here() -> None:
-    stay = {
-        **dict.fromkeys(["SLURM_JOB_ID", "SBATCH_ACCOUNT", "PMI_RANK", "SSH_AUTH_SOCK", "DISPLAY", "TMPDIR"], "x"),
-        **dict.fromkeys(["XDG_RUNTIME_DIR", "CUDA_VISIBLE_DEVICES", "HOSTNAME", "MONARCH_HPC_COOKIE"], "x"),
-    }
-    go = {
-        "PATH": "/bin",
-        "HOME": "/h",
-        "SLURM_CONF": "/c",
-        "MONARCH_HPC_LOGS__LEVEL": "INFO",
-        "TERM": "xterm",
-        "A b": "",
-    }
-    assert travelling({**stay, **go}) == go
-    order = plan_order("ab", ["x", "y z"], {**stay, **go}, (24, 80), reads=True)
-    assert (order.title, order.argv, order.terminal, order.environment) == ("x y z", ["x", "y z"], [24, 80], go)
 
 
 def test_lists_of_ranks() -> None:

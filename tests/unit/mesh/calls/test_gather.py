@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from monarch_hpc.actor.messages.payload import pack_failure
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.messages.sent_failures import pack_failure
 from monarch_hpc.actor.runtime.deadlines import Deadlines
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime
 from monarch_hpc.core.errors import ActorDied, ActorError, CallTimeout, MeshDied, MeshError, MonarchError

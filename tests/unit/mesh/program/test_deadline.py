@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from monarch_hpc.allocation.ready import Ready
+from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
 from monarch_hpc.mesh.program.deadline import ProgramDeadline
-from monarch_hpc.mesh.program.tenancy import Tenancy
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.deadline import AwaitDeadline, DeadlineMet, DeadlineNear, JobEnd

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,9 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import PeerLost, SpawnError
 from monarch_hpc.core.ids import mesh_number
+from monarch_hpc.mesh.healing.revivals import Healing, Revivals, Work
 from monarch_hpc.mesh.plan import MeshOwner, Outcome, ProcPlan, Started
-from monarch_hpc.mesh.program.fleet import Fleet
+from monarch_hpc.mesh.program.procs.fleet import Fleet
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.allocation import HostEntry
@@ -34,6 +35,8 @@ CONFIG = ProcsConfig(
     stop_s=5.0,
     cause_s=10.0,
     actor_threads=32,
+    heal_s=300.0,
+    kept_bytes=0,
 )
 PLAN = ProcPlan(hosts=(0, 2), per_host=2, name="staff", environment={"A": "1"}, preload=("numpy", "torch"), mpi=True)
 OWNER = MeshOwner(proc=77, actor=5)
@@ -50,11 +53,28 @@ class World:
         self.error: PeerLost | None = None
         self.num_started = 0
         engine = SimpleNamespace(call_soon=lambda callback: callback(), call_later=self.clock.call_later)
-        self.fleet = Fleet(cast(Engine, engine), "run", CONFIG, Incarnations(), self.tell, itertools.count(1))
+        self.published: list[ProcRef] = []
+        work = Work(
+            clock=self.clock,
+            later=self.clock.call_later,
+            start=lambda proc, restarts: self.fleet.order_again(proc, restarts),
+            prepare=lambda _proc, done: done(""),
+            publish=self.publish,
+            end=lambda _proc: None,
+            failed=lambda _proc, _cause, _told: None,
+            reachable=lambda _proc: True,
+        )
+        self.revivals = Revivals(work, CONFIG.start_s, 5.0)
+        numbers = itertools.count(1)
+        self.fleet = Fleet(cast(Engine, engine), "run", CONFIG, Incarnations(), self.tell, numbers, self.revivals)
         self.fleet.member = 3
         self.fleet.hosts = {
             rank: HostEntry(rank, f"n{rank}", [], 1, "3.11", "0.1", [0], [], 1, {}) for rank in range(3)
         }
+
+    def publish(self, proc: ProcRef, done: Callable[[], None]) -> None:
+        self.published.append(proc)
+        done()
 
     def tell(self, message: Message) -> None:
         if self.error is not None:
@@ -81,7 +101,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # procs get the program's
     return World()
 
 
@@ -259,3 +280,44 @@ def test_all_are_stopped_at_once(world: World) -> None:
     world.fleet.on_stopped(meshes[0], 2)
     world.clock.advance(10.0)
     assert world.late[1:] == [["n2"]]
+
+
+def test_a_dead_proc_is_ordered_again_alone_in_its_place(world: World) -> None:
+    mesh = world.start(replace(PLAN, mpi=False))
+    world.reach(mesh)
+    (order,) = world.orders()
+    assert isinstance(order, SpawnProcs)
+    healed: list[Healing] = []
+    world.revivals.on_death(world.ref(mesh, 3), "signal 9")
+    world.revivals.heal(mesh, [world.ref(mesh, 3)], healed.append, 60.0, respawn=True)
+    (again,) = world.orders()
+    assert isinstance(again, SpawnProcs)
+    assert again == replace(order, hosts=[2], first_rank=[2], ranks=[3], restarts=1)
+    assert (again.ranks_on(2), order.ranks_on(2)) == ([3], [2, 3])
+    new = replace(world.ref(mesh, 3), incarnation=2003, restarts=1)
+    assert not world.fleet.on_ready(replace(new, rank=2)) and world.fleet.on_ready(new)
+    world.fleet.on_reached(new)
+    assert (world.published, healed) == ([new], [Healing({3: "signal 9"}, {})])
+
+
+def test_tasks_of_a_step_are_not_ordered_again(world: World) -> None:
+    mesh = world.start()
+    world.reach(mesh)
+    world.orders()
+    healed: list[Healing] = []
+    world.revivals.on_death(world.ref(mesh, 3), "signal 9")
+    world.revivals.heal(mesh, [world.ref(mesh, 3)], healed.append, 60.0, respawn=True)
+    assert world.orders() == []
+    assert "the tasks of one step" in healed[0].dead[3][2]
+
+
+def test_a_mesh_that_stops_heals_no_more(world: World) -> None:
+    mesh = world.start()
+    world.reach(mesh)
+    world.orders()
+    healed: list[Healing] = []
+    world.revivals.on_death(world.ref(mesh, 3), "signal 9")
+    world.fleet.stop(mesh, "enough", world.late.append)
+    world.revivals.heal(mesh, [world.ref(mesh, 3)], healed.append, 60.0, respawn=True)
+    assert healed == [Healing({}, {})]
+    assert [type(order) for order in world.orders()] == [StopProcs]

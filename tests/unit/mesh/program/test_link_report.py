@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
-from monarch_hpc.mesh.program.link_report import LinkReport, Links, summarize
+from monarch_hpc.mesh.program.allocations.link_report import LinkReport, Links, summarize
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.transport.api import FrameChannel
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from monarch_hpc.rdma.trees.tree import join_trees, named_leaves, replace_leaves, set_values
+from monarch_hpc.rdma.trees.tree import Placeholder, join_trees, named_leaves, replace_leaves, set_values, skeleton_of
 
 
 class Pair(NamedTuple):
@@ -62,6 +62,17 @@ def test_containers_that_do_not_change_are_the_same() -> None:
     tree = {"shape": torch.Size((2, 3)), "x": 1}
     new = replace_leaves(tree, lambda key, value: 5 if key == "x" else value)
     assert new["x"] == 5 and new["shape"] is tree["shape"]
+
+
+def test_trees_of_equal_containers_have_one_skeleton() -> None:
+    tree = {"a": [Placeholder("a.0"), (Placeholder("a.1"),)], "b": {}}
+    assert skeleton_of(tree) == skeleton_of({"a": [Placeholder("x"), (Placeholder("y"),)], "b": {}})
+    others = [
+        {"a": [Placeholder(""), [Placeholder("")]], "b": {}},
+        {"b": {}, "a": [Placeholder(""), (Placeholder(""),)]},
+    ]
+    assert skeleton_of(tree) not in [skeleton_of(other) for other in others]
+    assert skeleton_of({"a": 1}) is None and skeleton_of(OrderedDict(a=Placeholder("a"))) is None
 
 
 def test_equal_keys_and_circles_are_refused() -> None:

@@ -8,7 +8,17 @@ import pytest
 
 from monarch_hpc.config import FlagValue
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.slurm.commands.argv import flag_words, merge_options, mpi_step_argv, queue_argv, scrubbed, submit_argv
+from monarch_hpc.slurm.commands import argv
+from monarch_hpc.slurm.commands.argv import (
+    flag_words,
+    merge_options,
+    mpi_step_argv,
+    queue_argv,
+    relay_argv,
+    scrubbed,
+    submit_argv,
+    wide_step_argv,
+)
 
 OURS: dict[str, FlagValue] = {"nodes": "4", "no-requeue": True, "mem": "0", "partition": None, "exclusive": False}
 
@@ -19,6 +29,28 @@ def test_a_step_for_mpi_has_its_own_shape() -> None:
         *("srun", "--jobid=7", "--nodelist=n2,n3", "--job-name=mpi", "--quiet"),
         *("--overlap", "--mem=0", "--ntasks-per-node=4", "--mpi=pmix"),
         *("--nodes=2", "--ntasks=8", "--distribution=block", "task", "a b"),
+    )
+
+
+def test_steps_name_the_component_of_their_hosts() -> None:
+    assert mpi_step_argv(7, ["n2"], 1, {}, ["task"], 1)[:4] == ("srun", "--jobid=7", "--het-group=1", "--nodelist=n2")
+    assert relay_argv(7, "n2", ["x"])[:3] == ("srun", "--jobid=7", "--nodelist=n2")
+    assert relay_argv(7, "n2", ["x"], 0)[:4] == ("srun", "--jobid=7", "--het-group=0", "--nodelist=n2")
+    one = wide_step_argv(7, [2], ["look", "here"])
+    assert one[:4] == ("srun", "--jobid=7", "--nodes=2", "--ntasks=2") and one[-2:] == ("look", "here")
+    both = wide_step_argv(7, [1, 2], ["look"])
+    cut = both.index(":")
+    assert both[:5] == ("srun", "--jobid=7", "--het-group=0", "--nodes=1", "--ntasks=1") and both[cut - 1] == "look"
+    assert both[cut + 1 : cut + 4] == ("--het-group=1", "--nodes=2", "--ntasks=2") and both[-1] == "look"
+
+
+def test_a_planned_job_has_all_its_components() -> None:
+    assert argv.test_only_argv([OURS]) == ("sbatch", "--test-only", "--nodes=4", "--no-requeue", "--mem=0", "--wrap=:")
+    parts = ("--nodes=1", ":", "--nodes=2", "--gres=gpu:1")
+    assert argv.test_only_argv([{"nodes": "1"}, {"nodes": "2", "gres": "gpu:1"}]) == (
+        *("sbatch", "--test-only"),
+        *parts,
+        "--wrap=:",
     )
 
 

@@ -40,6 +40,16 @@ def test_the_recorded_squeue_was_asked_as_ours_is() -> None:
     assert f"--format={SQUEUE_FORMAT} " in command
 
 
+def test_a_heterogeneous_job_is_one() -> None:
+    (row,) = parse_queue(answer("squeue-het"))
+    assert (row.job_id, row.state, row.num_hosts, row.hosts) == (1, SlurmState.RUNNING, 3, "n1,n[2-3]")
+    found = parse_show_job(answer("scontrol-show-job-het"))
+    assert (found.job_id, found.num_hosts, found.hosts, found.batch_host) == (1, 3, "n1,n[2-3]", "n1")
+    assert found.components == ("n1", "n[2-3]")
+    planned = parse_planned_start(answer("sbatch-test-only-het"))
+    assert planned == PlannedStart("2026-11-23T12:36:02", "n[2-4]", "")
+
+
 def test_squeue_lists_waiting_and_running_jobs() -> None:
     rows = parse_queue(answer("squeue-queued-and-running"))
     assert rows[-1] == QueueRow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import cast
 
@@ -9,8 +10,12 @@ import pytest
 
 from monarch_hpc.core.errors import MemoryAccessError, PeerLost
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.framed.lists import ListedPiece, ListProblem, pack_problem, parse_list, plan_batches
+from monarch_hpc.transport.memory.framed.operation import ListOperation
+from monarch_hpc.transport.memory.framed.operations import PIECE_BYTES, WINDOW_BYTES, Operations
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, parse_span
-from monarch_hpc.transport.memory.operations import PIECE_BYTES, WINDOW_BYTES, Operations, Transfer
+from monarch_hpc.transport.memory.moves import Move, Moves
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Frame, Kind
 
 ID = bytes(range(ID_BYTES))
@@ -39,11 +44,11 @@ class Driver:
 class Bench:
     """The operations of one channel, and the frames that they sent."""
 
-    def __init__(self, max_frame_bytes: int = 2**30) -> None:
+    def __init__(self, max_frame_bytes: int = 2**30, list_pieces: int = 1024) -> None:
         self.engine = Driver()
         self.sent: list[Frame] = []
         self.lost: PeerLost | None = None
-        self.operations = Operations(cast(Engine, self.engine), self.send, "there", max_frame_bytes)
+        self.operations = Operations(cast(Engine, self.engine), self.send, "there", max_frame_bytes, list_pieces)
 
     def send(self, frame: Frame) -> None:
         if self.lost is not None:
@@ -179,3 +184,111 @@ def test_callbacks_run_once_on_the_driver_even_if_the_transfer_is_done() -> None
     transfer.finish(PeerLost("there", "too late"))
     bench.engine.run()
     assert done == [transfer, transfer] and transfer.error is None
+
+
+def listed(num: int, size: int, *, write: bool = False, into: bytearray | None = None) -> Moves:
+    memory = memoryview(bytearray(num * size) if into is None else into)
+    return Moves([Move(ID, 3 * size * at, memory[size * at : size * (at + 1)], write) for at in range(num)])
+
+
+def pieces_of(frame: Frame) -> list[ListedPiece]:
+    return parse_list(frame.body)
+
+
+def test_a_frame_of_a_list_carries_many_pieces_and_its_data_is_put_where_it_belongs() -> None:
+    bench = Bench(list_pieces=1024)
+    into = bytearray(3000 * 8)
+    moves = listed(3000, 8, into=into)
+    for _submission in range(2):
+        transfer = bench.operations.move_all(moves, [KEY])
+        bench.engine.run()
+        assert [frame.kind for frame in bench.sent] == [Kind.GET_LIST] * 3
+        assert [len(pieces_of(frame)) for frame in bench.sent] == [1024, 1024, 952]
+        data = os.urandom(len(into))
+        for first, last in ((0, 8192), (8192, 16384), (16384, 24000)):
+            assert not transfer.done
+            bench.answer(data=data[first:last])
+        assert transfer.done and transfer.error is None and into == data
+
+
+def test_only_what_a_channel_copies_is_sent_by_the_thread_that_asks() -> None:
+    engine = cast(Engine, Driver())
+    for size, write, direct in ((1000, True, True), (100_000, True, False), (100_000, False, True)):
+        (batch,) = plan_batches([(0, Move(ID, 0, memoryview(bytearray(size)), write))], 10, 2**20)
+        assert ListOperation(1, [batch], lambda _place, why: why, Transfer(engine, "")).direct is direct
+
+
+def test_a_written_list_takes_its_data_along() -> None:
+    bench = Bench()
+    data = bytearray(os.urandom(50 * 1000))
+    transfer = bench.operations.move_all(listed(50, 1000, write=True, into=data), [KEY])
+    bench.engine.run()
+    (frame,) = bench.sent
+    assert frame.kind is Kind.PUT_LIST and bytes(frame.buffers[0]) == data
+    bench.answer()
+    assert transfer.done and transfer.error is None
+
+
+def test_large_pieces_of_a_list_travel_by_themselves() -> None:
+    bench = Bench()
+    views = [memoryview(bytearray(size)) for size in (8, 2**20, 9)]
+    transfer = bench.operations.move_all(Moves([Move(ID, 0, view, False) for view in views]), [KEY])
+    bench.engine.run()
+    assert [frame.kind for frame in bench.sent] == [Kind.GET_LIST, Kind.GET]
+    bench.answer(data=b"x" * 17)
+    bench.engine.run()
+    assert not transfer.done
+    bench.answer(data=b"y" * 2**20)
+    bench.engine.run()
+    assert transfer.done and [view[0] for view in views] == [ord("x"), ord("y"), ord("x")]
+
+
+def test_the_frames_of_lists_share_the_window() -> None:
+    bench = Bench()
+    moves = listed(2 * WINDOW_BYTES // 2**16, 2**16)
+    transfer = bench.operations.move_all(moves, [KEY])
+    bench.engine.run()
+    in_flight = sum(piece.num_bytes for frame in bench.sent for piece in pieces_of(frame))
+    assert WINDOW_BYTES <= in_flight < WINDOW_BYTES + PIECE_BYTES
+    assert all(sum(piece.num_bytes for piece in pieces_of(frame)) <= PIECE_BYTES for frame in bench.sent)
+    while bench.sent:
+        bench.answer(data=bytes(sum(piece.num_bytes for piece in pieces_of(bench.sent[0]))))
+    assert transfer.done and transfer.error is None
+
+
+def test_an_error_names_the_piece() -> None:
+    bench = Bench(list_pieces=4)
+    transfer = bench.operations.move_all(listed(10, 8), [KEY])
+    bench.engine.run()
+    bench.answer(data=bytes(32))
+    frame = bench.sent.pop(0)
+    why = pack_problem(ListProblem(2, "it has closed it"))
+    bench.operations.on_data(Frame(Kind.DATA, frame.reply, frame.dest, why, []))
+    ended(transfer, "piece 6 of 10: it has closed it")
+    outside = Moves([Move(ID, at, memoryview(bytearray(4)), False) for at in (0, KEY.nbytes - 3)])
+    ended(bench.operations.move_all(outside, [KEY]), "piece 1 of 2: bytes .* of a memory of")
+
+
+@pytest.mark.parametrize("data", [None, b"abc", b"x" * 81], ids=["none", "short", "long"])
+def test_an_answer_of_another_size_ends_a_list_and_writes_nothing(data: bytes | None) -> None:
+    bench = Bench()
+    into = bytearray(80)
+    transfer = bench.operations.move_all(listed(10, 8, into=into), [KEY])
+    bench.engine.run()
+    bench.answer(data=data)
+    ended(transfer, "does not match the request")
+    assert into == bytes(80)
+
+
+def test_nothing_is_written_after_a_list_was_stopped() -> None:
+    bench = Bench(list_pieces=4)
+    into = bytearray(80)
+    transfer = bench.operations.move_all(listed(10, 8, into=into), [KEY])
+    bench.engine.run()
+    bench.answer(data=b"x" * 32)
+    assert transfer.stop(MemoryAccessError("there", "enough")) and transfer.done
+    while bench.sent:
+        bench.answer(data=b"y" * 32)
+    ended(transfer, "enough")
+    assert into == b"x" * 32 + bytes(48)
+    assert bench.operations._in_flight_bytes == 0

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from monarch_hpc.core.machine.buffer_address import address_of
-from monarch_hpc.transport.memory.steps import MAX_SPANS, STEP_BYTES, CopyStep, plan_steps
+from monarch_hpc.transport.memory.cma.steps import MAX_SPANS, STEP_BYTES, CopyStep, plan_steps
 
 
 def test_neighbours_on_one_side_are_one_span() -> None:

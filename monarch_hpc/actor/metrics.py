@@ -1,0 +1,172 @@
+"""Metrics of a program, kept in the table `metrics`, and passed on to OpenTelemetry where the program uses it."""
+
+from __future__ import annotations
+
+import sys
+from _thread import allocate_lock
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+from monarch_hpc.actor.context import context
+from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
+from monarch_hpc.core.arguments import check_text, shown
+from monarch_hpc.telemetry.layout import NO_STEP
+from monarch_hpc.telemetry.recorder import Recorder
+
+__all__ = ["LIBRARY", "Instrument", "Meter", "Tag", "check_tags", "get_meter", "log_metric", "own_recorder"]
+
+LIBRARY = "monarch_hpc"
+"""The name of this package in OpenTelemetry."""
+
+Tag = str | int | float | bool
+_TAGS = frozenset((str, int, float, bool))
+
+_INT64 = 1 << 63
+
+
+def own_recorder() -> Recorder:
+    """The recorder of this process. That of a fork writes to memory that nobody reads."""
+    return (Runtime.current or current_runtime()).recorder
+
+
+def log_metric(name: str, value: SupportsFloat, /, *, step: int | None = None, **tags: Tag) -> None:
+    """Record a number of the program, such as its loss; in the table `metrics`. Takes a microsecond.
+
+    Each process keeps its latest ones, see docs/telemetry.md.
+
+    Args:
+        value: anything that `float` takes but text. A tensor must be on the CPU: log ``tensor.item()``, which waits for
+            the device, where that is due anyway.
+        step: number of the step that it belongs to.
+        tags: texts and numbers that are recorded with it.
+
+    Raises:
+        TypeError: the name is not a str, the value is not a number, or a tag is not a text or a number.
+        ValueError: the step does not fit into 64 bits.
+    """
+    recorder = own_recorder()
+    names = recorder.names
+    recorder.rings.metric(
+        context().mark,
+        names.metric(name if type(name) is str and name else check_text("the name of a metric", name, filled=True)),
+        names.tags(check_tags(name, tags)) if tags else 0,
+        NO_STEP if step is None else _check_step(name, step),
+        value if type(value) is float else _check_value(name, value),
+    )
+
+
+def _check_value(name: str, value: object) -> float:
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError(f"metric {name!r}: its value must be a number, not {shown(value)}")
+    if getattr(value, "is_cpu", True) is False:
+        where = getattr(value, "device", "another device")
+        raise TypeError(f"metric {name!r}: its value is on {where}; log value.item(), which waits for the device")
+    try:
+        return float(value)  # type: ignore[arg-type]  # anything with __float__
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"metric {name!r}: its value must be a number, not {shown(value)}") from error
+
+
+def _check_step(name: str, step: object) -> int:
+    try:
+        number = int(step.__index__())  # type: ignore[attr-defined]  # any integer, such as NumPy's
+    except (AttributeError, TypeError) as error:
+        raise TypeError(f"metric {name!r}: step must be an int, not {shown(step)}") from error
+    if not -_INT64 < number < _INT64:
+        raise ValueError(f"metric {name!r}: step {shown(step)} does not fit into 64 bits")
+    return number
+
+
+def check_tags(name: str, tags: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the tags of the metric or span *name*.
+
+    Raises:
+        TypeError: one of them is not a text or a number.
+    """
+    for tag, value in tags.items():
+        if type(value) not in _TAGS:
+            raise TypeError(f"{name!r}: tag {tag} must be a str, int, float or bool, not {shown(value)}")
+    return tags
+
+
+class Instrument:
+    """An instrument of a `Meter`: keeps a number by attributes, and writes each new one to the table `metrics`.
+
+    Args:
+        sums: whether it adds amounts up.
+        theirs: the instrument of OpenTelemetry, which gets the same; None without.
+    """
+
+    def __init__(self, name: str, theirs: Any, *, sums: bool) -> None:
+        self._name = name
+        self._theirs = theirs
+        self._sums = sums
+        self._totals: dict[int, float] = {}
+        self._lock = allocate_lock()
+
+    def add(self, amount: float, attributes: Mapping[str, object] | None = None, *args: Any) -> None:
+        """Count *amount*: the metric is the sum so far, of this process and for these attributes."""
+        self._take("add", amount, attributes, args)
+
+    def record(self, amount: float, attributes: Mapping[str, object] | None = None, *args: Any) -> None:
+        """Record a value."""
+        self._take("record", amount, attributes, args)
+
+    def set(self, amount: float, attributes: Mapping[str, object] | None = None, *args: Any) -> None:
+        """Record a new value."""
+        self._take("set", amount, attributes, args)
+
+    def _take(self, method: str, amount: float, attributes: Mapping[str, object] | None, args: tuple[Any, ...]) -> None:
+        if self._theirs is not None:
+            getattr(self._theirs, method)(amount, attributes, *args)
+        recorder, value = own_recorder(), _check_value(self._name, amount)
+        # OpenTelemetry allows lists of values, too.
+        plain = {str(tag): one if type(one) in _TAGS else str(one) for tag, one in (attributes or {}).items()}
+        tags = recorder.names.tags(plain)  # type: ignore[arg-type]  # checked one by one
+        if self._sums:
+            with self._lock:
+                value = self._totals[tags] = self._totals.get(tags, 0.0) + value
+        recorder.rings.metric(context().mark, recorder.names.metric(self._name), tags, NO_STEP, value)
+
+
+class Meter:
+    """Makes instruments as OpenTelemetry's meters do, whose values are in the table `metrics`.
+
+    Where the program has imported OpenTelemetry, its provider gets the same values; observable instruments, which only
+    a provider reads, are those of OpenTelemetry.
+    """
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+
+    def create_counter(self, name: str, unit: str = "", description: str = "") -> Instrument:
+        """Make an instrument that only grows: `Instrument.add`."""
+        return self._make("create_counter", name, unit, description, sums=True)
+
+    def create_up_down_counter(self, name: str, unit: str = "", description: str = "") -> Instrument:
+        """Make an instrument that grows and shrinks: `Instrument.add`."""
+        return self._make("create_up_down_counter", name, unit, description, sums=True)
+
+    def create_histogram(self, name: str, unit: str = "", description: str = "", **options: Any) -> Instrument:
+        """Make an instrument of values whose distribution is of interest: `Instrument.record`."""
+        return self._make("create_histogram", name, unit, description, sums=False, **options)
+
+    def create_gauge(self, name: str, unit: str = "", description: str = "") -> Instrument:
+        """Make an instrument of the present value: `Instrument.set`."""
+        return self._make("create_gauge", name, unit, description, sums=False)
+
+    def _make(self, method: str, name: str, unit: str, about: str, *, sums: bool, **options: Any) -> Instrument:
+        name = check_text("the name of an instrument", name, filled=True)
+        theirs = None if self._theirs is None else getattr(self._theirs, method)(name, unit, about, **options)
+        return Instrument(name, theirs, sums=sums)
+
+    def __getattr__(self, name: str) -> Any:
+        if self._theirs is None:
+            raise AttributeError(f"a meter has no {name} without OpenTelemetry: import opentelemetry.metrics first")
+        return getattr(self._theirs, name)
+
+
+def get_meter() -> Meter:
+    """Return the meter of this package."""
+    metrics = sys.modules.get("opentelemetry.metrics")  # who uses it has imported it
+    return Meter(None if metrics is None else metrics.get_meter(LIBRARY))

@@ -1,0 +1,121 @@
+"""The head within an agent's process, with its timers and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from monarch_hpc.agent.agent_args import AgentArgs
+from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.head.events import Event
+from monarch_hpc.agent.head.head import Head
+from monarch_hpc.agent.head.idle import watch_idle
+from monarch_hpc.agent.output.retention import Retention
+from monarch_hpc.agent.ready_report import report_ready
+from monarch_hpc.agent.relaunch import begin_returns
+from monarch_hpc.agent.resources.slurm_query import SlurmQuery
+from monarch_hpc.allocation.heads import HeadPlace, write_head
+from monarch_hpc.config import Config
+from monarch_hpc.core.logger import Logger
+from monarch_hpc.telemetry.observer import open_witness
+from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.runs import RunClosed
+
+__all__ = ["HeadOffice"]
+
+_log = Logger(__name__)
+
+
+class HeadOffice:
+    """The head of one term, in this process.
+
+    Args:
+        reaper: watches this agent's children.
+        term: its term.
+        journal: see `Head`.
+        complete: called when all agents have joined, or the head has stopped waiting for them.
+        ended: called once shutdown is complete and has been reported.
+
+    Attributes:
+        is_heir: whether it follows another head: then the batch script, on that head's host, may be gone.
+    """
+
+    def __init__(
+        self,
+        reaper: Reaper,
+        args: AgentArgs,
+        config: Config,
+        term: int,
+        journal: Callable[[Event], None],
+        complete: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._engine = engine = reaper.engine
+        self._args = args
+        self._config = config
+        self._complete = complete
+        self.is_heir = term > 1
+        self._retention = Retention(args.directory, config.logs.keep_runs)
+        slurm = SlurmQuery(engine, args.slurm_job_id, args.environment)
+        self.head = Head(
+            args.num_hosts,
+            engine.clock,
+            engine.call_later,
+            config.agent.grace_s,
+            partial(self._changed, term),
+            ended,
+            open_witness,
+            config.telemetry.max_answer_bytes,
+            config.slurm.notice_s,
+            journal,
+            slurm.ask,
+            rank=args.rank,
+            term=term,
+        )
+        if term == 1:  # the steps of agents that an heir started would end with its own
+            begin_returns(self.head.returns, engine, reaper, args, config, slurm)
+        self._idle = watch_idle(self.head, config, args, engine.call_later, engine.clock)
+
+    def open(self, place: HeadPlace, bootstrap_s: float, hosts: Sequence[HostEntry], last_head: int) -> None:
+        """Begin to lead: publish where the head is, and wait for the agents.
+
+        Args:
+            bootstrap_s: time that they may take in the first term.
+            hosts: those of the head before; empty in the first term.
+            last_head: rank of the head before.
+        """
+        if place.term == 1:
+            self._engine.call_later(bootstrap_s, self.head.on_bootstrap_deadline)
+            write_head(self._args.folder, place)
+            return
+        inheritance = self.head.inheritance
+        inheritance.begin([entry for entry in hosts if entry.rank != place.rank])
+        liveness = self._config.liveness
+        # More than half have lost the last head; others may notice that, and join, as late as a silent host is dead.
+        self._engine.call_later(liveness.suspect_s, partial(inheritance.settle_hosts, last_head))
+        self._engine.call_later(liveness.dead_s, inheritance.settle_hosts)
+        self._engine.call_later(liveness.fence_s, inheritance.settle_runs)
+        try:
+            write_head(self._args.folder, place)
+        except OSError as error:
+            _log.error("cannot publish the head of term %d in %s: %s", place.term, self._args.folder, error)
+
+    def note(self, message: Message) -> None:
+        """Note the end of a run; other messages are ignored."""
+        if isinstance(message, RunClosed):
+            self._retention.ended(message.run)
+
+    def finish(self) -> None:
+        """See `IdleRelease.finish`."""
+        if self._idle is not None:
+            self._idle.finish()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread that removes old files."""
+        self._retention.close(timeout_s)
+
+    def _changed(self, term: int, hosts: list[HostEntry], missing: dict[int, str]) -> None:
+        self._complete()
+        # Not before the agents know their electorate: whoever reads that the hosts are ready may take the head's away.
+        self._engine.call_soon(partial(report_ready, self._args, term, hosts, missing))

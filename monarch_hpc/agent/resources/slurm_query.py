@@ -1,0 +1,106 @@
+"""Asks Slurm about a job and its hosts, on a thread: the engine must not wait for slurmctld."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from monarch_hpc.agent.resources.last_leave import LOOK_S, is_listening
+from monarch_hpc.core.death import Death
+from monarch_hpc.core.errors import MonarchError
+from monarch_hpc.core.logger import Logger
+from monarch_hpc.supervision.relaunch import HostStanding
+from monarch_hpc.transport.engine.engine import Engine
+
+__all__ = ["ANSWER_S", "SlurmQuery"]
+
+ANSWER_S = 2.0
+"""Longest wait for Slurm's word, which takes some 20 ms; it is a part of `procs.cause_s`, which callers wait."""
+
+_log = Logger(__name__)
+_A = TypeVar("_A")
+
+
+class SlurmQuery:
+    """Slurm's word on one job and its hosts.
+
+    Args:
+        job_id: the job; None where there is none, and nothing is asked.
+        environ: the environment for Slurm's commands.
+    """
+
+    def __init__(self, engine: Engine, job_id: int | None, environ: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._job_id = job_id
+        self._environ = environ
+
+    def ask(self, host: str, answered: Callable[[Death | None], None]) -> None:
+        """Call *answered* once, on the driver: with why the job has lost *host*, or why the job ends if that is empty.
+
+        It is called with None if Slurm finds nothing wrong, does not answer in time, or is not there; in the last case
+        before this returns.
+        """
+        if self._job_id is None:
+            answered(None)
+        else:
+            self._ask(partial(self._read_death, self._job_id, host), host, answered)
+
+    def ask_standing(self, host: str, addresses: Sequence[str], answered: Callable[[HostStanding], None]) -> None:
+        """Call *answered* once, on the driver: with whether the job still has *host*, and it works.
+
+        Slurm needs half a minute to find out that a host has no power. One where nothing answers, not even by a
+        refusal, does not work. Without a job, every host works: it is this machine.
+
+        Args:
+            addresses: those of its earlier agent.
+        """
+        if self._job_id is None:
+            answered(HostStanding.UP)
+            return
+        self._ask(
+            partial(self._read_standing, self._job_id, host, addresses),
+            host,
+            lambda standing: answered(standing or HostStanding.UNKNOWN),
+            ANSWER_S + LOOK_S * len(addresses),
+        )
+
+    def _ask(
+        self,
+        read: Callable[[], _A | None],
+        host: str,
+        answered: Callable[[_A | None], None],
+        limit_s: float = ANSWER_S,
+    ) -> None:
+        waiting = [answered]
+
+        def answer(found: _A | None) -> None:
+            if waiting:
+                waiting.pop()(found)
+
+        def work() -> None:
+            found = None
+            try:
+                found = read()
+            except (MonarchError, OSError) as error:
+                _log.warning("Slurm could not be asked what has become of %s: %s", host or f"job {self._job_id}", error)
+            self._engine.call_soon(lambda: answer(found))
+
+        self._engine.call_later(limit_s, lambda: answer(None))
+        threading.Thread(target=work, name="monarch-cause", daemon=True).start()
+
+    def _read_death(self, job_id: int, host: str) -> Death | None:
+        # Loaded here and below: most processes never ask.
+        from monarch_hpc.slurm.commands.client import SlurmClient
+        from monarch_hpc.slurm.death import ask_death
+
+        return ask_death(SlurmClient(self._environ, ANSWER_S), job_id, host)
+
+    def _read_standing(self, job_id: int, host: str, addresses: Sequence[str]) -> HostStanding:
+        from monarch_hpc.slurm.commands.client import SlurmClient
+        from monarch_hpc.slurm.death import ask_standing
+
+        standing = ask_standing(SlurmClient(self._environ, ANSWER_S), job_id, host)
+        silent = standing is HostStanding.UP and is_listening(addresses) is None
+        return HostStanding.NOT_UP if silent else standing

@@ -1,0 +1,282 @@
+"""Carries out an agent's part in a succession: asks for voices and gives its own, and keeps the head's electorate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from monarch_hpc.agent.head.link import ChannelLink, Link
+from monarch_hpc.agent.succession.slurm_word import SlurmWord
+from monarch_hpc.allocation.heads import HeadPlace
+from monarch_hpc.config.schema import LivenessConfig
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import FrameError, TransportError
+from monarch_hpc.core.ids import Role
+from monarch_hpc.core.logger import Logger
+from monarch_hpc.supervision.electorate import Electorate, Voice, Voters
+from monarch_hpc.supervision.succession import Candidacy, Duty, Part, Patience, Succession
+from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
+from monarch_hpc.wire.control.table import decode
+from monarch_hpc.wire.frames import Frame, Kind
+
+__all__ = ["Elections", "ElectionsEnd"]
+
+_STEP_S = 0.5
+"""Between the turns of two candidates: several times what dialling all hosts and their answers take."""
+
+_TICK_S = 0.1
+"""Interval of looks at what is due while a head is sought."""
+
+_ASKING = 8
+"""Number of hosts below an agent's own up to which it asks Slurm: a thousand agents must not."""
+
+_CHANGE_S = 1.0
+"""Interval at which a head brings its electorate up to date."""
+
+Agents = Callable[[], Sequence[Link]]
+"""The links of a head to the agents, this one among them, by rank."""
+
+_log = Logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionsEnd:
+    """What the agent does when a succession has gone on.
+
+    Args:
+        take_office: it has become the head of a term.
+        follow: another agent has.
+        fence: it must stop, for the given reason.
+    """
+
+    take_office: Callable[[int], None]
+    follow: Callable[[HeadPlace], None]
+    fence: Callable[[str], None]
+
+
+class Elections:
+    """One agent's part. All methods must be called on the engine's driver.
+
+    Args:
+        own: this host.
+        slurm: asked where the other voices are not enough.
+    """
+
+    def __init__(
+        self, engine: Engine, node: Node, own: HostEntry, liveness: LivenessConfig, slurm: SlurmWord, end: ElectionsEnd
+    ) -> None:
+        self._engine = engine
+        self._node = node
+        self._own = own
+        self._liveness = liveness
+        self._slurm = slurm
+        self._end = end
+        self._part = Succession(node.identity.incarnation, Patience(_STEP_S, liveness.fence_s, 0.0))
+        self._place: HeadPlace | None = None
+        self._hosts: dict[int, HostEntry] = {}
+        self._dialled: dict[int, FrameChannel] = {}  # by rank, to ask other agents
+        self._agents: Agents = tuple  # once this agent is the head
+        self._over = False
+        self.last_head = -1
+        """Rank of the host whose head this one follows; -1 for the first one."""
+
+    def close(self) -> None:
+        """Take no part any more: this agent ends."""
+        self._over = True
+
+    @property
+    def hosts(self) -> list[HostEntry]:
+        """The other hosts that the head has named."""
+        return list(self._hosts.values())
+
+    # ---- a follower ----
+
+    def on_roster(self, hosts: Sequence[HostEntry]) -> None:
+        """Learn the addresses of other agents."""
+        self._hosts.update({host.rank: host for host in hosts if host.rank != self._own.rank})
+
+    def follow(self, place: HeadPlace, head: Voice) -> bool:
+        """Follow a head; False if its term is over."""
+        if not self._part.follow(place.term, head):
+            return False
+        self._place = place
+        return True
+
+    def _on_announce(self, message: Announce, head: Voice) -> Acknowledge | None:
+        before = Voters(tuple(map(int, message.before))) if message.before else None
+        electorate = Electorate(
+            message.term,
+            message.number,
+            head,
+            Voters(tuple(map(int, message.hosts))),
+            before,
+            heeds_slurm=message.heeds_slurm,
+        )
+        return Acknowledge(message.term, message.number) if self._part.announce(electorate) else None
+
+    def seek(self, why: str, heard_s: float) -> bool:
+        """Seek an heir of the head, which was heard last at *heard_s*; False if none can be elected."""
+        electorate = self._part.electorate
+        if electorate is None or not electorate.elects(set(electorate.voters.hosts), head_gone=True):
+            return False
+        now_s, noticed_s = self._engine.clock(), heard_s + self._liveness.dead_s
+        if self._part.lose_at(self._part.term, self._part.choice, now_s, noticed_s):
+            _log.warning("lost the head, an heir is elected: %s", why)
+            self._engine.call_later(_TICK_S, self._tick)  # others notice a moment later
+        return True
+
+    # ---- a candidate ----
+
+    def _tick(self) -> None:
+        if self._over or self._part.part is not Part.SEEKS:
+            return
+        duty = self._part.due(self._engine.clock())
+        if duty is Duty.FENCE:
+            self._end.fence(f"no head for {self._liveness.fence_s:g} s (config key 'liveness.fence_s')")
+            return
+        if duty is Duty.STAND and (candidacy := self._part.stand(self._engine.clock())) is not None:
+            for rank in self._hosts:
+                self._ask(rank, candidacy)
+            self._rule_if_elected()  # the own voice may be enough
+            self._heed_slurm()
+        self._engine.call_later(_TICK_S, self._tick)
+
+    def _heed_slurm(self) -> None:
+        """Ask Slurm whether the head's host is gone; one of the first candidates does, for all of them."""
+        head = None if self._place is None else self._hosts.get(self._place.rank)
+        before = sum(rank < self._own.rank for rank in self._hosts)
+        if head is None or before > _ASKING or self._part.part is not Part.SEEKS:
+            return
+
+        def gone() -> None:
+            if self._part.part is Part.SEEKS and not self._part.head_gone:
+                _log.warning("Slurm says that %s, with the head, has left the job", head.name)
+                self._part.head_gone = True
+
+        self._slurm.ask(head.name, gone)
+
+    def _ask(self, rank: int, candidacy: Candidacy) -> None:
+        message = AskVoice(candidacy.term, *candidacy.order)
+        channel = self._dialled.get(rank)
+        if channel is not None and channel.error is None:
+            _send(channel, message)
+            return
+
+        def dialled(result: FrameChannel | TransportError) -> None:
+            if not isinstance(result, TransportError):
+                self._dialled[rank] = result
+                _send(result, message)
+
+        self._node.dial(self._hosts[rank].addresses, 0, dialled)
+
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> bool:
+        """Handle a message of an agent that is no head of this one, nor follows it; False for other frames."""
+        if frame.kind is not Kind.CONTROL or channel.peer.role is not Role.AGENT:
+            return False
+        try:
+            return self.on_message(channel, decode(frame.body))
+        except FrameError:
+            return False
+
+    def on_message(self, channel: FrameChannel, message: Message) -> bool:
+        """Handle a message of another agent; False if it is not about a succession."""
+        voice, now_s = channel.peer.incarnation, self._engine.clock()
+        match message:
+            case AskVoice() | GiveVoice() | Rules() | Announce() | Acknowledge() if self._over:
+                return True
+            case Announce():
+                if (known := self._on_announce(message, voice)) is not None:
+                    _send(channel, known)
+            case Acknowledge():
+                self._part.acknowledge((message.term, message.number), voice)
+                self._change()
+            case AskVoice():
+                order = message.electorate_term, message.electorate_number
+                given = self._part.give_at(Candidacy(message.term, voice, order), now_s)
+                _send(channel, GiveVoice(message.term, given, self._part.term))
+                if not given and self._place is not None and self._part.part in (Part.FOLLOWS, Part.RULES):
+                    head = self._part.choice
+                    _send(channel, Rules(self._place.term, str(head), self._place.rank, self._place.addresses))
+            case GiveVoice(given=True):
+                self._part.count(message.term, voice)
+                self._rule_if_elected()
+            case GiveVoice():
+                self._part.see_term(message.known_term)
+            case Rules():
+                place = HeadPlace(message.term, message.rank, message.addresses)
+                if self._part.part is Part.SEEKS and self.follow(place, int(message.head)):
+                    self._end.follow(place)
+            case _:
+                return False
+        return True
+
+    # ---- a head ----
+
+    def found(self, agents: Agents) -> None:
+        """Become the head of the first term, unless this agent is a head already."""
+        if self._part.part is Part.SEEKS:
+            self._place = HeadPlace(1, self._own.rank, self._own.addresses)
+            voters, now_s = Voters(self._voices(agents)), self._engine.clock()
+            self._part.found(voters, now_s, heeds_slurm=self._slurm.counts)
+            for link in agents():
+                self.greet(link)
+            self.lead(agents)
+
+    def _rule_if_elected(self) -> None:
+        if not self._part.rule(self._engine.clock()):
+            return
+        if self._place is not None:
+            self.last_head = self._place.rank
+        place = self._place = HeadPlace(self._part.term, self._own.rank, self._own.addresses)
+        _log.warning("this agent is the head of term %d", place.term)
+        self._end.take_office(place.term)
+        for channel in self._dialled.values():
+            _send(channel, Rules(place.term, str(self._part.own), place.rank, place.addresses))
+
+    def greet(self, link: Link) -> None:
+        """Tell an agent that follows this one of the electorate, once there is one."""
+        electorate = self._part.electorate
+        if self._part.part is Part.RULES and electorate is not None and isinstance(link, ChannelLink):
+            before = () if electorate.before is None else electorate.before.hosts
+            voters = list(map(str, electorate.voters.hosts))
+            link.send(
+                Announce(electorate.term, electorate.number, voters, list(map(str, before)), electorate.heeds_slurm)
+            )
+
+    def lead(self, agents: Agents) -> None:
+        """As the head, keep the electorate up to date with the linked agents, and stop in a minority."""
+        if self._over or self._part.part is not Part.RULES:
+            return
+        voices, now_s = self._voices(agents), self._engine.clock()
+        self._part.hear(frozenset(voices), now_s)
+        if self._part.due(now_s) is Duty.FENCE:
+            limit = f"{self._liveness.fence_s:g} s (config key 'liveness.fence_s')"
+            self._end.fence(f"less than half of the hosts have answered for {limit}")
+            return
+        self._agents = agents
+        self._change()
+        self._engine.call_later(_CHANGE_S, partial(self.lead, agents))
+
+    def _change(self) -> None:
+        electorate = self._part.change(Voters(self._voices(self._agents)))
+        if electorate is None:
+            return
+        for link in self._agents():
+            self.greet(link)
+        if electorate.before is None:
+            _log.info("%d hosts elect the next head", len(electorate.voters.hosts))
+
+    def _voices(self, agents: Agents) -> tuple[Voice, ...]:
+        own = self._part.own
+        return tuple(link.channel.peer.incarnation if isinstance(link, ChannelLink) else own for link in agents())
+
+
+def _send(channel: FrameChannel, message: Message) -> None:
+    with contextlib.suppress(TransportError):  # its end is reported
+        channel.send(Frame(Kind.CONTROL, body=encode(message)))

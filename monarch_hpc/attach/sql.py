@@ -1,0 +1,190 @@
+"""Questions in SQL about the processes of allocations: collects the rows of tables, and has an engine run the query."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from monarch_hpc.attach.attach import query_portions
+from monarch_hpc.attach.sql_engine import ERROR, SQL_TABLES, write_message
+from monarch_hpc.core.clock import monotonic
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import QueryError
+from monarch_hpc.core.process.spawn import launch
+
+__all__ = ["Collected", "QueryResult", "SqlEngine", "collect", "open_engine", "query_allocations"]
+
+_START_S = 60.0
+"""Time that an engine may take to start: half a second on an idle machine, and long where it is loaded from afar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The rows of the tables that a question is about.
+
+    Attributes:
+        rows: by table, as lists of the values of its columns.
+        missing: processes that did not answer in time, in words.
+        left_out: processes whose rows did not fit into the answer.
+        cut: processes of whose records only the latest are there, because more did not fit.
+    """
+
+    rows: Mapping[str, list[object]]
+    missing: list[str]
+    left_out: list[str]
+    cut: list[str]
+
+
+class QueryResult:
+    """The answer to a question in SQL.
+
+    Args:
+        table: the answer, a `pyarrow.Table`.
+        collected: the rows of which it was made.
+
+    Attributes:
+        missing_hosts: hosts and programs whose rows are not there, in words: without them the answer is incomplete.
+        cut: hosts and programs of whose records only the latest are there.
+    """
+
+    def __init__(self, table: Any, collected: Collected) -> None:
+        self._table = table
+        self.missing_hosts = [*collected.missing, *collected.left_out]
+        self.cut = collected.cut
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self._table.column_names)
+
+    @property
+    def rows(self) -> list[tuple[object, ...]]:
+        """The rows, of plain values; times are `datetime`."""
+        return list(zip(*(column.to_pylist() for column in self._table.columns), strict=True))
+
+    def to_arrow(self) -> Any:
+        """The answer as a `pyarrow.Table`."""
+        return self._table
+
+    def to_pandas(self) -> Any:
+        """The answer as a `pandas.DataFrame`, which needs pandas."""
+        return self._table.to_pandas()
+
+
+def query_allocations(
+    directories: Iterable[Path], sql: str, timeout_s: float, since_s: float | None = None
+) -> QueryResult:
+    """Ask all processes of allocations, and answer a question in SQL.
+
+    Args:
+        timeout_s: limit on the time that hosts have to answer; and then on that of the query itself.
+        since_s: only records of the last so many seconds are of interest; None for all that there are.
+
+    Raises:
+        QueryError: the SQL is wrong, or would change something; the query took longer, or too much memory; or the extra
+            is not installed.
+    """
+    with open_engine(sql) as engine:
+        collected = collect(directories, engine.tables, timeout_s, since_s)
+        return QueryResult(engine.run(collected.rows, timeout_s), collected)
+
+
+def collect(
+    directories: Iterable[Path], names: Sequence[str], timeout_s: float, since_s: float | None = None
+) -> Collected:
+    """Ask all processes of allocations for their rows of some tables."""
+    rows: dict[str, list[object]] = {name: [] for name in names}
+    found = Collected(rows, [], [], [])
+    for directory in directories:
+        for name in names:
+            where = {"t": [">=", time.time() - since_s]} if since_s is not None and SQL_TABLES[name].history else {}
+            answer = query_portions(directory, name, timeout_s, where)
+            if answer is None:
+                found.missing.append(f"the head of {directory.name}")
+                break
+            for portion in answer.portions:
+                rows[name] += json.loads(portion.rows)
+            cut = [portion.source for portion in answer.portions if portion.cut]
+            for into, some in ((found.missing, answer.missing), (found.left_out, answer.left_out), (found.cut, cut)):
+                into += [one for one in some if one not in into]
+    return found
+
+
+class SqlEngine:
+    """An engine that has taken a question.
+
+    Attributes:
+        tables: those that the question may be about.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], sql: str) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._input, self._output = process.stdin.fileno(), process.stdout.fileno()
+        with contextlib.suppress(BrokenPipeError):  # why is reported below
+            write_message(self._input, sql.encode(errors="replace"))
+        self.tables: list[str] = json.loads(self._read(_START_S, "was not taken"))
+
+    def run(self, rows: Mapping[str, list[object]], timeout_s: float) -> Any:
+        """Return the answer as a `pyarrow.Table`.
+
+        Args:
+            rows: by table; others are empty.
+
+        Raises:
+            QueryError: as for `query_allocations`.
+        """
+        import pyarrow
+
+        with contextlib.suppress(BrokenPipeError):
+            write_message(self._input, json.dumps(rows).encode())
+        return pyarrow.ipc.open_stream(self._read(timeout_s, "is not answered")[1:]).read_all()
+
+    def _read(self, timeout_s: float, late: str) -> bytes:
+        until_s = monotonic() + timeout_s
+        body = bytearray()
+        while len(body) < 8 or len(body) < 8 + int.from_bytes(body[:8], "little"):
+            if not select.select([self._output], [], [], max(until_s - monotonic(), 0.0))[0]:
+                raise QueryError(f"the query {late} within {timeout_s:g} s: ask for fewer rows, or give it more time")
+            piece = os.read(self._output, 1 << 20)
+            if not piece:
+                status = self._process.wait(_START_S)
+                raise QueryError(f"the query ended its engine (status {status}): it takes too much memory")
+            body += piece
+        if body[8:9] == ERROR:
+            raise QueryError(body[9:].decode())
+        return bytes(body[8:])
+
+
+@contextlib.contextmanager
+def open_engine(sql: str) -> Iterator[SqlEngine]:
+    """Start an engine with a question, which it checks before any host is asked; end it with the block.
+
+    Raises:
+        QueryError: as for `query_allocations`.
+    """
+    process = launch(
+        [sys.executable, "-P", "-m", "monarch_hpc.attach.sql_engine"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        new_session=True,
+    )
+    try:
+        yield SqlEngine(process, sql)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()

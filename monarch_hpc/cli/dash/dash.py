@@ -1,0 +1,164 @@
+"""`monarch-hpc dash`: serves a page that shows runs as they work, or saves it."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import secrets
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from monarch_hpc.cli.allocations.names import ALLOCATION
+from monarch_hpc.cli.dash.access import PageAccess
+from monarch_hpc.cli.dash.saved import saved_page
+from monarch_hpc.cli.dash.server import PAGE, DashServer, open_loopback, open_socket
+from monarch_hpc.cli.dash.watch import Watch
+from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.output import Console, current_output, output_options
+from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.storage.files import write_private
+from monarch_hpc.core.text.units import parse_duration
+
+__all__ = ["command"]
+
+_BROWSER_PORT = 8384
+"""The port on the user's own machine in the printed line; any other does as well."""
+
+_ONCE_S = 0.5
+"""Time between the two pictures of ``--save``, from which the use of CPUs comes."""
+
+_MAX_SAVED_LOGS = 64
+_MAX_SAVED_CHARS = 2 << 20
+
+
+@click.command()
+@click.argument("name", required=False, type=ALLOCATION)
+@click.option("--port", type=click.IntRange(0, 65535), help="Serve on this port of 127.0.0.1; 0 for a free one.")
+@click.option("--socket", "place", type=click.Path(path_type=Path), help="Serve on this Unix socket.")
+@click.option("--allow-host", "hosts", metavar="HOST", multiple=True, help="Name of a proxy that browsers come from.")
+@click.option("--run", metavar="RUN", help="Only this run.")
+@click.option("--every", metavar="TIME", default="1s", show_default=True, help="Time between two pictures.")
+@click.option(
+    "--save",
+    "file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the page into one file, and end.",
+)
+@output_options
+def command(
+    name: str | None,
+    port: int | None,
+    place: Path | None,
+    hosts: Sequence[str],
+    run: str | None,
+    every: str,
+    file: Path | None,
+) -> int:
+    """Show ranks, calls, metrics, failures and output in a browser.
+
+    Serves on a Unix socket that only you can open, and prints the line by which ssh brings it to your machine. Runs
+    until Ctrl-C. NAME is an allocation; all of them if left out.
+    """
+    output = current_output()
+    if sum(one is not None for one in (port, place, file)) > 1:
+        raise click.UsageError("--port, --socket and --save exclude each other")
+    try:
+        every_s = float(parse_duration(every))
+    except ConfigError as error:
+        raise click.BadParameter(error.problem, param_hint="'--every'") from error
+    targets = dict(Question(name, run, load_for_command({}).config, output).find_targets())
+    if not targets:
+        output.warn(NO_ALLOCATION)
+        return 1
+    watch = Watch(targets, run, every_s)
+    if file is not None:
+        return _save(file, watch, output)
+    access = PageAccess(secrets.token_urlsafe(24), [host.lower() for host in hosts])
+    with contextlib.ExitStack() as stack:
+        if port is not None:
+            server = stack.enter_context(open_loopback(port, access, watch))
+        else:
+            path = place.absolute() if place is not None else stack.enter_context(_private_folder()) / "dash.sock"
+            server = stack.enter_context(open_socket(path, access, watch))
+            stack.callback(path.unlink, missing_ok=True)
+        _announce(server, targets, output)
+        _serve(server, watch)
+    return 0
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    from monarch_hpc.attach.workers.private_folder import open_private_folder
+
+    with open_private_folder() as folder:
+        yield folder
+
+
+def _announce(server: DashServer, targets: Mapping[str, Path], output: Console) -> None:
+    token, address = server.access.token, server.server_address
+    document: dict[str, object] = {"allocations": list(targets), "pid": os.getpid()}
+    if isinstance(address, tuple):
+        url = f"http://127.0.0.1:{address[1]}/#token={token}"
+        text = f"open {url}\nbehind a proxy, its address of port {address[1]} with #token={token}"
+        document |= {"port": address[1]}
+    else:
+        path = os.fspath(str(address))
+        # The name of this very machine: an alias may lead to another login node.
+        forward = f"{_BROWSER_PORT}:{path}"
+        line = f"ssh -N -L {shlex.quote(forward)} {getpass.getuser()}@{os.uname().nodename}"
+        url = f"http://localhost:{_BROWSER_PORT}/#token={token}"
+        text = f"on your own machine:  {line}\nthen open:            {url}"
+        document |= {"socket": path, "ssh": line}
+    output.show({**document, "url": url}, f"{text}\nends with Ctrl-C", [url])
+
+
+def _serve(server: DashServer, watch: Watch) -> None:
+    """Serve until a signal asks for the end."""
+    asked = threading.Event()
+    previous = {one: signal.signal(one, lambda *_: asked.set()) for one in (signal.SIGINT, signal.SIGTERM)}
+    serving = threading.Thread(target=server.serve_forever, name="dash-server", daemon=True)
+    serving.start()
+    watch.start()
+    try:
+        asked.wait()
+    finally:
+        for one, handler in previous.items():
+            signal.signal(one, handler)
+        watch.close()
+        server.shutdown()
+        serving.join()
+
+
+def _save(file: Path, watch: Watch, output: Console) -> int:
+    watch.look()
+    time.sleep(_ONCE_S)
+    picture, history = watch.look(), watch.look_back()
+    logs: dict[str, str] = {}
+    num_chars = 0
+    procs = picture["procs"]
+    assert isinstance(procs, list)
+    for allocation, run, mesh, rank, *_ in procs[:_MAX_SAVED_LOGS]:
+        number = str(rank) if mesh >= 0 else "-1"
+        text = watch.logs(allocation, run, number)
+        num_chars += len(text)
+        if num_chars <= _MAX_SAVED_CHARS:
+            logs[f"{allocation}/{run}/{number}"] = text
+    document = {"picture": picture, "history": history, "logs": logs}
+    page = saved_page(PAGE, document).encode()
+    write_private(file.absolute(), page)
+    warnings = picture["warnings"]
+    assert isinstance(warnings, list)
+    for warning in warnings:
+        output.warn(warning)
+    words = f"{file}: {len(procs)} processes, as they were now; open it in any browser"
+    output.show({"file": str(file), "bytes": len(page), "num_procs": len(procs)}, words, [str(file)])
+    return 0

@@ -1,0 +1,161 @@
+"""`monarch-hpc query`: answers a question in SQL about what the processes of allocations have recorded."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from datetime import datetime
+
+import click
+
+from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
+from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.text.units import parse_duration
+from monarch_hpc.telemetry.shipped import question, shipped_questions
+
+__all__ = ["command"]
+
+_INCOMPLETE = 1
+"""Exit code of an answer that lacks rows of some process."""
+
+
+@click.command()
+@click.argument("sql", required=False)
+@click.option("--ask", metavar="NAME", type=click.Choice([*shipped_questions()]), help="A question by its name.")
+@click.option("--allocation", "name", metavar="NAME", help="Only this one, by name or directory; all if left out.")
+@click.option("--since", metavar="TIME", help="Only records of the last TIME, e.g. 10m.")
+@click.option("--deadline", metavar="TIME", default="10s", show_default=True, help="Wait no longer for the answers.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", help="Format of the answer."
+)
+@click.option("--partial", is_flag=True, help="Exit with 0 even if some processes are missing in the answer.")
+@click.option("--list", "listed", is_flag=True, help="Show the questions that have names, the tables and columns.")
+@output_options
+def command(
+    sql: str | None,
+    ask: str | None,
+    name: str | None,
+    since: str | None,
+    deadline: str,
+    form: str,
+    partial: bool,
+    listed: bool,
+) -> int:
+    """Answer a question in SQL about what processes recorded.
+
+    The dialect is that of DataFusion; --list shows the tables, and the questions for --ask. It needs the extra
+    'monarch-hpc[telemetry]' here only.
+    """
+    output = current_output()
+    if form == "json":
+        output.format = Format.JSON
+    if listed:
+        return _show_list()
+    if (sql is None) == (ask is None):
+        raise click.UsageError("give a question in SQL, or the name of one by --ask; --list shows them")
+    sql = question(ask) if ask is not None else sql or ""
+    from monarch_hpc.attach.sql import QueryResult, collect, open_engine
+
+    timeout_s = _seconds(deadline, "--deadline")
+    since_s = None if since is None else _seconds(since, "--since")
+    with open_engine(sql) as engine:  # checks it before any host is asked
+        targets = Question(name, None, load_for_command({}).config, output).find_targets()
+        if not targets:
+            output.warn(NO_ALLOCATION)
+        found = collect([directory for _, directory in targets], engine.tables, timeout_s, since_s)
+        answer = QueryResult(engine.run(found.rows, timeout_s), found)
+    if found.missing:
+        output.warn(f"the answer lacks rows of {_named(found.missing)}, which did not answer within {timeout_s:g} s")
+    if found.left_out:
+        output.warn(
+            f"the answer lacks rows of {_named(found.left_out)}: they would exceed telemetry.max_answer_bytes; ask for "
+            "less by --since, or raise the limit for the next allocation"
+        )
+    if found.cut:
+        output.warn(f"only the latest records of {_named(found.cut)} fit: ask for less by --since")
+    rows = [[_text(value) for value in row] for row in answer.rows]
+    document = {
+        "columns": answer.columns,
+        "rows": [[_plain(value) for value in row] for row in answer.rows],
+        "missing": found.missing,
+        "left_out": found.left_out,
+        "cut": found.cut,
+    }
+    if form == "csv":
+        text: str | TextTable = _csv(answer.columns, rows)
+    else:
+        text = TextTable(answer.columns, rows)
+    output.show(document, text, ["\t".join(row) for row in rows])
+    return 0 if targets and (partial or not answer.missing_hosts) else _INCOMPLETE
+
+
+def _show_list() -> int:
+    from monarch_hpc.attach.sql_engine import SQL_TABLES
+
+    rows = [[name, "", "question", about] for name, about in shipped_questions().items()]
+    rows += [
+        [
+            table.name if place == 0 else "",
+            column.name,
+            _kind(column.name, column.kind),
+            column.meaning.replace("`", ""),
+        ]
+        for table in SQL_TABLES.values()
+        for place, column in enumerate(table.columns)
+    ]
+    tables = {
+        table.name: {
+            "about": table.about,
+            "columns": [
+                {"name": one.name, "type": _kind(one.name, one.kind), "meaning": one.meaning} for one in table.columns
+            ],
+        }
+        for table in SQL_TABLES.values()
+    }
+    document = {"questions": shipped_questions(), "tables": tables}
+    quiet = [*shipped_questions(), *SQL_TABLES]
+    current_output().show(document, TextTable(["NAME", "COLUMN", "TYPE", "MEANING"], rows), quiet)
+    return 0
+
+
+def _kind(name: str, kind: type) -> str:
+    if name == "t":
+        return "timestamp"
+    return {bool: "boolean", int: "bigint", float: "double", str: "text"}.get(kind, kind.__name__)
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        return float(parse_duration(text))
+    except ConfigError as error:
+        raise click.BadParameter(error.problem, param_hint=f"'{option}'") from error
+
+
+def _named(sources: Sequence[str]) -> str:
+    more = f" and {len(sources) - 5} more" if len(sources) > 5 else ""
+    return ", ".join(sources[:5]) + more
+
+
+def _plain(value: object) -> object:
+    """The value as JSON has it: times as text, and null for a number that JSON lacks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else _text(value)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="microseconds")
+    return str(value)
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows([columns, *rows])
+    return written.getvalue().rstrip("\n")

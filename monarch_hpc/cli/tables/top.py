@@ -1,0 +1,146 @@
+"""`monarch-hpc top`: shows hosts, procs and actors while they work."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from monarch_hpc.cli.allocations.names import ALLOCATION
+from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
+from monarch_hpc.cli.runs.sources import Choice, find_sources
+from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
+from monarch_hpc.cli.tables.stacks import render_group
+from monarch_hpc.cli.tables.top_view import COLUMNS, ProcSeen, Sighting, TopScreen, lines_of, see
+from monarch_hpc.core.clock import monotonic
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.text.units import parse_duration
+from monarch_hpc.telemetry.views.stacks import fold_stacks
+from monarch_hpc.wire.tables.calls import CALLS
+from monarch_hpc.wire.tables.procs import PROCS
+from monarch_hpc.wire.tables.stacks import STACKS
+
+__all__ = ["WatchedHosts", "command"]
+
+_WAIT_S = 2.0
+_STACK_WAIT_S = 10.0
+_ONCE_S = 0.5
+"""Time between the two pictures of ``--once``, from which the use of CPUs comes."""
+
+_MAX_LINES = 2000
+"""Limit on the lines of output that are shown, the last ones."""
+
+
+@click.command()
+@click.argument("name", required=False, type=ALLOCATION)
+@click.option("--once", is_flag=True, help="Print one picture, for pipes and scripts.")
+@click.option("--run", metavar="RUN", help="Only this run.")
+@click.option("--filter", "wanted", metavar="TEXT", default="", help="Only procs that have this text somewhere.")
+@click.option("--every", metavar="TIME", default="2s", show_default=True, help="Time between two pictures.")
+@output_options
+def command(name: str | None, once: bool, run: str | None, wanted: str, every: str) -> int:
+    """Show hosts, procs and actors as they work.
+
+    Keys: up and down; enter opens and closes hosts and procs; s shows the stack of a proc, l its output; / filters; q
+    ends. NAME is an allocation; all of them if left out.
+    """
+    output = current_output()
+    try:
+        every_s = max(float(parse_duration(every)), 0.1)
+    except ConfigError as error:
+        raise click.BadParameter(error.problem, param_hint="'--every'") from error
+    targets = Question(name, run, load_for_command({}).config, output).find_targets()
+    if not targets:
+        output.warn(NO_ALLOCATION)
+        return 1
+    hosts = WatchedHosts(dict(targets), run)
+    if once or output.format is not Format.TABLE:
+        first = hosts.look(Sighting())
+        time.sleep(_ONCE_S)
+        snapshot = hosts.look(first)
+        for warning in snapshot.warnings:
+            output.warn(warning)
+        lines = lines_of(snapshot, set(), wanted, everything=True)
+        documents = [_document(proc) for proc in snapshot.procs]
+        rows = [line.cells for line in lines]
+        output.show(
+            {"procs": documents, "warnings": [*snapshot.warnings]}, TextTable(COLUMNS, rows), [row[0] for row in rows]
+        )
+        return 0
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("this is no terminal; --once prints one picture")
+    try:
+        import curses
+
+        from monarch_hpc.cli.tables.top_window import show_window
+    except ImportError as error:
+        raise click.UsageError(f"this Python has no curses ({error}); --once prints one picture") from error
+    try:
+        show_window(TopScreen(wanted), hosts.look, {"stack": hosts.stack, "logs": hosts.logs}, every_s)
+    except curses.error as error:
+        raise click.UsageError(f"this terminal cannot be used: {error}; --once prints one picture") from error
+    return 0
+
+
+class WatchedHosts:
+    """The hosts of some allocations, by name and directory."""
+
+    def __init__(self, targets: Mapping[str, Path], run: str | None) -> None:
+        self._targets = targets
+        self._where = {} if run is None else {"run": run}
+
+    def look(self, before: Sighting) -> Sighting:
+        from monarch_hpc.attach.attach import query_rows
+
+        now_s = monotonic()
+        known = {proc.key: proc for proc in before.procs}
+        procs: list[ProcSeen] = []
+        warnings: list[str] = []
+        for name, directory in self._targets.items():
+            calls = query_rows(directory, CALLS, _WAIT_S, self._where)
+            processes = query_rows(directory, PROCS, _WAIT_S, self._where)
+            if calls is None or processes is None:
+                warnings.append(f"{name}: its head does not answer")
+                continue
+            absent = sorted({*calls.missing, *calls.left_out, *processes.missing, *processes.left_out})
+            if absent:
+                warnings.append(f"{name}: no answer from {', '.join(absent[:5])}")
+            seen, rings = see(name, calls.rows, processes.rows, known, now_s - before.t)
+            procs += seen
+            warnings += rings
+        return Sighting(procs, warnings, now_s)
+
+    def stack(self, proc: ProcSeen) -> Iterator[str]:
+        from monarch_hpc.attach.attach import query_rows
+
+        one = proc.process
+        where = {"run": one.run, "mesh": one.mesh, "rank": one.rank, "host": one.host}
+        answer = query_rows(self._targets[proc.allocation], STACKS, _STACK_WAIT_S, where)
+        rows = [] if answer is None else answer.rows
+        for row in rows:
+            if row.problem:
+                yield row.problem
+        for group in fold_stacks((row for row in rows if not row.problem), everything=True):
+            yield from (*render_group(group, 1).split("\n"), "")
+        if not rows:
+            yield "there is no stack: programs, and procs that have ended, are not read"
+
+    def logs(self, proc: ProcSeen) -> Iterator[str]:
+        one = proc.process
+        ranks = () if proc.name == "program" else (range(one.rank, one.rank + 1),)
+        sources = find_sources(self._targets[proc.allocation], one.run, Choice(ranks, one.host))
+        chosen = [source for source in sources if source.rank == (one.rank if ranks else -1)]
+        for source in chosen:
+            yield source.label
+            yield from source.last(0.0).splitlines()[-_MAX_LINES:]
+        if not chosen:
+            yield "it has written nothing that is kept"
+
+
+def _document(proc: ProcSeen) -> dict[str, object]:
+    return {"allocation": proc.allocation, **asdict(proc.process), "cpu": proc.cpu, "rows": [*map(asdict, proc.rows)]}

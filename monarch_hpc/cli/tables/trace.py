@@ -1,0 +1,127 @@
+"""`monarch-hpc trace`: writes what processes recorded as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from monarch_hpc.cli.allocations.names import ALLOCATION
+from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.output import current_output, output_options
+from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.storage.files import write_private
+from monarch_hpc.core.text.units import parse_duration
+from monarch_hpc.telemetry.views.trace import TraceRows, trace_events
+from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
+from monarch_hpc.wire.tables.schema import Table
+
+__all__ = ["command"]
+
+_INCOMPLETE = 1
+"""Exit code of a trace that lacks rows of some process."""
+
+R = TypeVar("R")
+
+
+@click.command()
+@click.argument("name", required=False, type=ALLOCATION)
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    metavar="FILE",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file, which is replaced; compressed if its name ends in .gz.",
+)
+@click.option("--run", metavar="RUN", help="Only this run.")
+@click.option("--since", metavar="TIME", help="Only records of the last TIME, e.g. 30s.")
+@click.option("--deadline", metavar="TIME", default="10s", show_default=True, help="Wait no longer for the answers.")
+@output_options
+def command(name: str | None, file: Path, run: str | None, since: str | None, deadline: str) -> int:
+    """Write a trace of calls, spans and metrics for Perfetto.
+
+    Open the file at https://ui.perfetto.dev, or in any viewer of Chrome's format. Arrows lead from callers to callees;
+    times are by the clock of the head's host. NAME is an allocation; all of them if left out.
+    """
+    output = current_output()
+    timeout_s = _seconds(deadline, "--deadline")
+    where: dict[str, object] = {} if run is None else {"run": run}
+    if since is not None:
+        where["t"] = [">=", time.time() - _seconds(since, "--since")]
+    targets = Question(name, run, load_for_command({}).config, output).find_targets()
+    if not targets:
+        output.warn(NO_ALLOCATION)
+        return _INCOMPLETE
+    hosts = _Hosts(dict(targets), where, timeout_s)
+    rows = TraceRows(hosts.ask(HANDLED), hosts.ask(SENDS), hosts.ask(SPANS), hosts.ask(TRANSFERS), hosts.ask(METRICS))
+    events = [*trace_events(rows)]
+    written = io.BytesIO()
+    _write(written, events, compressed=file.suffix == ".gz")
+    write_private(file.absolute(), written.getvalue())
+    if hosts.missing:
+        output.warn(f"the trace lacks rows of {', '.join(sorted(hosts.missing)[:5])}")
+    if hosts.cut:
+        output.warn(f"only the latest records of {', '.join(sorted(hosts.cut)[:5])} fit: ask for less by --since")
+    unsure = sorted({row.host for row in rows.all if row.error_us < 0})
+    if len({row.host for row in rows.all}) > 1 and unsure:
+        output.warn(f"the clocks of {', '.join(unsure[:5])} were not compared with the head's: times there may be off")
+    counts = {"calls": len(rows.handled), "sent": len(rows.sends), "spans": len(rows.spans)}
+    counts |= {"transfers": len(rows.transfers), "metrics": len(rows.metrics)}
+    counts["arrows"] = sum(event["ph"] == "s" for event in events)
+    document = {"file": str(file), "bytes": len(written.getvalue()), **counts, "missing": sorted(hosts.missing)}
+    text = f"{file}: {', '.join(f'{num} {what}' for what, num in counts.items())}; open it at https://ui.perfetto.dev"
+    output.show({**document, "cut": sorted(hosts.cut)}, text, [str(file)])
+    return _INCOMPLETE if hosts.missing else 0
+
+
+class _Hosts:
+    """The hosts of some allocations.
+
+    Attributes:
+        missing: processes that have not answered, in words; *cut* those of whose records only the latest are there.
+    """
+
+    def __init__(self, targets: Mapping[str, Path], where: Mapping[str, object], timeout_s: float) -> None:
+        self._targets = targets
+        self._where = where
+        self._timeout_s = timeout_s
+        self.missing: set[str] = set()
+        self.cut: set[str] = set()
+
+    def ask(self, table: Table[R]) -> list[R]:
+        """Return the rows of a table."""
+        from monarch_hpc.attach.attach import query_rows
+
+        rows: list[R] = []
+        for name, directory in self._targets.items():
+            answer = query_rows(directory, table, self._timeout_s, self._where)
+            if answer is None:
+                self.missing.add(f"the head of {name}")
+                continue
+            rows += answer.rows
+            self.missing.update(answer.missing, answer.left_out)
+            self.cut.update(answer.cut)
+        return rows
+
+
+def _write(written: io.BytesIO, events: list[dict[str, object]], *, compressed: bool) -> None:
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    text = ",\n".join(map(encode, events))
+    body = f'{{"displayTimeUnit":"ms","traceEvents":[\n{text}\n]}}\n'.encode()
+    written.write(gzip.compress(body, compresslevel=6, mtime=0) if compressed else body)
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        return float(parse_duration(text))
+    except ConfigError as error:
+        raise click.BadParameter(error.problem, param_hint=f"'{option}'") from error

@@ -1,0 +1,23 @@
+"""Tensors that are sharded over a mesh of ranks: `Mesh`, `distribute`, `module_to_mesh`; see docs/tensors.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch_hpc.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from monarch_hpc.tensor.ops.proxy import MeshTensor
+    from monarch_hpc.tensor.sharded.mesh import Mesh, distribute
+    from monarch_hpc.tensor.sharded.module import module_to_mesh
+
+_HOMES = {
+    "Mesh": "tensor.sharded.mesh",
+    "MeshTensor": "tensor.ops.proxy",
+    "distribute": "tensor.sharded.mesh",
+    "module_to_mesh": "tensor.sharded.module",
+}
+
+__all__ = ["Mesh", "MeshTensor", "distribute", "module_to_mesh"]
+
+__getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

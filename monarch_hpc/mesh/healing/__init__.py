@@ -1,0 +1,1 @@
+"""Bringing back what has died: procs, their actors, and the states of these."""

@@ -1,0 +1,33 @@
+"""Questions in SQL about the allocations that a program uses."""
+
+from __future__ import annotations
+
+from monarch_hpc.attach.sql import QueryResult, query_allocations
+from monarch_hpc.core.arguments import check_seconds, check_text
+from monarch_hpc.mesh.program.controller import Controller
+
+__all__ = ["query"]
+
+_WAIT_S = 10.0
+
+
+def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S) -> QueryResult:
+    """Ask all processes of the program's allocations, and answer a question in SQL about their records.
+
+    The tables and their columns are in docs/telemetry.md; the dialect is that of DataFusion. It needs the extra
+    ``monarch-hpc[telemetry]`` here, in the program, only.
+
+    Args:
+        since_s: only records of the last so many seconds are asked for; None for all that there are.
+        timeout_s: limit on the time that hosts have to answer; and then on that of the query itself.
+
+    Raises:
+        QueryError: the SQL is wrong, would change something, took too long or too much memory; or the extra
+            is not installed.
+        RuntimeError: this is a proc, not the program.
+    """
+    sql = check_text("the query", sql, filled=True)
+    timeout_s = check_seconds("timeout_s", timeout_s)
+    since_s = None if since_s is None else check_seconds("since_s", since_s)
+    directories = [tenancy.directory for tenancy in Controller.instance().tenancies.all()]
+    return query_allocations(directories, sql, timeout_s, since_s)

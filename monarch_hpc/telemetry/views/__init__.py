@@ -1,0 +1,1 @@
+"""Views of the records of many processes: calls and waits, statistics, stacks, traces. Pure."""

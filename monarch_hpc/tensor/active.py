@@ -1,0 +1,104 @@
+"""``with mesh.activate()``: torch's functions that make tensors make them on the ranks of the mesh."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.tensor.opening import view_of
+from monarch_hpc.tensor.operations import coordinate
+from monarch_hpc.tensor.ops.dispatch import dispatch
+from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
+from monarch_hpc.tensor.stream.engine import View
+
+__all__ = ["activate", "active_view", "no_mesh", "rank_tensor", "rank_tensors", "sync"]
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.views: list[View | None] = []
+
+
+_stack = _Stack()
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, view: View | None) -> None:
+        super().__init__()
+        self._view = view
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._view is not None:
+            return dispatch(function, args, kwargs or {}, self._view)
+        if first_tensor((args, kwargs)) is not None:
+            return dispatch(function, args, kwargs or {})
+        with torch._C.DisableTorchFunction():
+            return function(*args, **(kwargs or {}))
+
+
+class _Activation:
+    """A block in which new tensors are on a mesh; at its end, all that it issued is done."""
+
+    def __init__(self, view: View | None) -> None:
+        self._view = view
+        self._mode = _Mode(view)
+
+    def __enter__(self) -> Self:
+        _stack.views.append(self._view)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch's own
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # torch's own
+        _stack.views.pop()
+        if self._view is not None and error is None:
+            self._view.engine.sync()
+
+
+class _NoMesh:
+    """``with no_mesh.activate()``: new tensors are the program's own, also in a block of a mesh."""
+
+    def activate(self) -> _Activation:
+        """The block."""
+        return _Activation(None)
+
+
+no_mesh = _NoMesh()
+
+
+def activate(mesh: ProcMesh) -> _Activation:
+    """See `ProcMesh.activate`."""
+    return _Activation(view_of(mesh))
+
+
+def active_view() -> View | None:
+    """The view of the innermost block of this thread; None outside, and in a block of `no_mesh`."""
+    return _stack.views[-1] if _stack.views else None
+
+
+def rank_tensor(mesh: ProcMesh, dim: str) -> MeshTensor:
+    """See `ProcMesh.rank_tensor`."""
+    return coordinate(view_of(mesh), dim)
+
+
+def rank_tensors(mesh: ProcMesh) -> dict[str, MeshTensor]:
+    """See `ProcMesh.rank_tensors`."""
+    view = view_of(mesh)
+    return {name: coordinate(view, name) for name in mesh.extent}
+
+
+def sync(mesh: ProcMesh) -> None:
+    """Wait until the ranks of a mesh have done all that was issued.
+
+    Raises:
+        DeviceMeshError: a rank is gone.
+        Exception: an operation failed, and nobody has read its result.
+    """
+    view_of(mesh).engine.sync()

@@ -1,0 +1,51 @@
+"""Calls, by name, of what the ranks do with sharded tensors beside torch's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
+from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
+from monarch_hpc.tensor.stream.records import CALL, SHARDED_CALLS, CallRequest
+from monarch_hpc.wire.serializer import dumps
+
+__all__ = ["call_by_name", "contiguous_strides", "derived", "new_tensor"]
+
+
+def call_by_name(view: View, name: str, args: Sequence[Any], refs: Sequence[int], num_outs: int = 1) -> int:
+    """Issue a call of a function of `worker.sharded.calls`; return the number of its result.
+
+    Args:
+        view: the ranks.
+        name: of the function.
+        args: its arguments, with `Ref` for values.
+        refs: their numbers.
+        num_outs: see `CallRequest`.
+    """
+    packed, buffers = dumps((SHARDED_CALLS + name, tuple(args), {}))
+    request = CallRequest(name, packed, tuple(buffers), num_outs, torch.is_grad_enabled())
+    num_values = 1 if num_outs < 0 else num_outs
+    return view.engine.emit(view, [CALL, -2, -1, len(refs), *refs], num_values, request, 3)
+
+
+def new_tensor(number: int, view: View, shape: Sequence[int], dtype: torch.dtype, grads: bool) -> MeshTensor:
+    """The mesh tensor for a new contiguous value, a leaf of autograd's graph."""
+    sizes = tuple(shape)
+    meta = Meta.make(sizes, contiguous_strides(sizes), dtype, torch.device("cpu"), grads, True)
+    return MeshTensor.make(number, view, meta, GraphLeaf(number) if grads else None)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    with torch._C.DisableTorchFunction():
+        return tuple(torch.empty(shape, device="meta").stride())
+
+
+def derived(number: int, view: View, source: MeshTensor, meta: Meta) -> MeshTensor:
+    """A tensor that autograd knows to come from another one."""
+    grads = source._m.grads and torch.is_grad_enabled()
+    return MeshTensor.make(number, view, meta.with_grads(grads, leaf=not grads), (source._n,) if grads else None)

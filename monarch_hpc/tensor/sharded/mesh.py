@@ -1,0 +1,333 @@
+"""Meshes with sharded tensors: ordinary torch code in the program on values of which each rank holds a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils._pytree import tree_map
+
+from monarch_hpc.core.arguments import check_instance, check_number
+from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.mesh.current import hosts as own_hosts
+from monarch_hpc.mesh.host import HostMesh
+from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.tensor.opening import sharded_view_of
+from monarch_hpc.tensor.ops.dispatch import put
+from monarch_hpc.tensor.ops.encode import foreign
+from monarch_hpc.tensor.ops.infer import tensors_in
+from monarch_hpc.tensor.ops.meta import Meta
+from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.remote_functions import Remote
+from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
+from monarch_hpc.tensor.sharded.spec import ShardingSpec, place_dims, shard_slices
+from monarch_hpc.tensor.stream.engine import View
+from monarch_hpc.tensor.stream.records import PUT, Ref
+
+__all__ = ["Mesh", "distribute"]
+
+_PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor")
+
+
+class Mesh:
+    """Ranks in a grid, over which tensors are sharded.
+
+    Args:
+        shape: sizes of the dimensions, outermost first.
+        mesh_dim_names: their names; of *procs* or ``dim0``, ``dim1``, ... if None.
+        hosts: where to start as many procs, evenly on all hosts; `monarch_hpc.hosts()` if None.
+        procs: procs to use instead, row by row.
+
+    Attributes:
+        procs: the procs, with the dimensions of the mesh.
+
+    Raises:
+        TypeError: an argument is of another type, or both *hosts* and *procs* are given.
+        ValueError: the sizes do not fit the names, or the number of procs or hosts.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int] | None = None,
+        mesh_dim_names: Sequence[str] | None = None,
+        *,
+        hosts: HostMesh | None = None,
+        procs: ProcMesh | None = None,
+    ) -> None:
+        if procs is not None and hosts is not None:
+            raise TypeError("Mesh of hosts= and procs=: give one")
+        if procs is not None:
+            check_instance("procs", procs, ProcMesh, "a mesh of procs, as spawn_procs returns it")
+        if shape is None:
+            if procs is None:
+                raise TypeError("Mesh(shape): the sizes of its dimensions, such as (4, 2)")
+            sizes = procs.region.extent.shape
+            names = tuple(mesh_dim_names or procs.region.extent.names)
+        else:
+            sizes = tuple(check_number("a size in shape", size, least=1) for size in shape)
+            names = tuple(mesh_dim_names or (f"dim{place}" for place in range(len(sizes))))
+        extent = Extent(names, sizes)
+        self.procs = _started(extent, hosts) if procs is None else _arranged(procs, extent)
+
+    @classmethod
+    def _of(cls, procs: ProcMesh) -> Self:
+        made = cls.__new__(cls)
+        made.procs = procs
+        return made
+
+    # ---- shape ----
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the dimensions."""
+        return self._region.extent.shape
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...]:
+        """Their names."""
+        return self._region.extent.names
+
+    @property
+    def _region(self) -> Region:
+        return self.procs.region
+
+    @property
+    def _view(self) -> View:
+        return sharded_view_of(self.procs)
+
+    def size(self, dim: str | None = None) -> int:
+        """The number of ranks, or the size of a dimension."""
+        return len(self._region) if dim is None else self._region.extent[dim]
+
+    def slice(self, **selection: int | slice) -> Mesh:
+        """Part of the mesh, as of `ProcMesh.slice`; its tensors are on its ranks only."""
+        return Mesh._of(self.procs.slice(**selection))
+
+    def split(self, **selection: Sequence[str] | int) -> Mesh:
+        """The mesh with a dimension split into several, as of `ProcMesh.split`."""
+        return Mesh._of(self.procs.split(**selection))
+
+    def flatten(self, name: str) -> Mesh:
+        """The mesh as one dimension, as of `ProcMesh.flatten`."""
+        return Mesh._of(self.procs.flatten(name))
+
+    def __repr__(self) -> str:
+        return f"Mesh({self._region.extent})"
+
+    # ---- tensors ----
+
+    def full(
+        self,
+        size: Sequence[int],
+        fill_value: float,
+        *,
+        spec: ShardingSpec | None = None,
+        dtype: torch.dtype | None = None,
+        requires_grad: bool = False,
+    ) -> MeshTensor:
+        """A tensor of one value.
+
+        Args:
+            size: its shape.
+            fill_value: the value.
+            spec: see `distribute`.
+            dtype: type of elements; torch's default, or that of *fill_value* if it is not a float.
+            requires_grad: whether autograd records operations on it.
+
+        Raises:
+            KeyError: the mesh has no dimension of a name in *spec*.
+            ValueError: *spec* is too long, or names a dimension twice.
+        """
+        if dtype is None:
+            with torch._C.DisableTorchFunction():
+                dtype = torch.full((), fill_value).dtype
+        return self._made("full", tuple(size), fill_value, spec, dtype, requires_grad)
+
+    def zeros(self, *size: Any, **options: Any) -> MeshTensor:
+        """A tensor of zeros; see `full`."""
+        return self._made("full", _size(size), 0.0, **_options(options))
+
+    def ones(self, *size: Any, **options: Any) -> MeshTensor:
+        """A tensor of ones; see `full`."""
+        return self._made("full", _size(size), 1.0, **_options(options))
+
+    def rand(self, *size: Any, **options: Any) -> MeshTensor:
+        """Random numbers in [0, 1): those that one process draws, whatever the mesh; see `full` and `manual_seed`."""
+        return self._made("rand", _size(size), None, **_options(options))
+
+    def randn(self, *size: Any, **options: Any) -> MeshTensor:
+        """Random numbers of a normal distribution; see `rand`."""
+        return self._made("randn", _size(size), None, **_options(options))
+
+    def _made(
+        self,
+        kind: str,
+        size: tuple[int, ...],
+        fill: Any,
+        spec: ShardingSpec | None,
+        dtype: torch.dtype | None,
+        requires_grad: bool,
+    ) -> MeshTensor:
+        for one in size:
+            check_number("a size", one, least=0)
+        dims = place_dims(spec, len(size), self._region.extent)
+        dtype = dtype or torch.get_default_dtype()
+        if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+            raise RuntimeError(f"only floats and complex numbers can require a gradient, not {dtype}")
+        view = self._view
+        number = call_by_name(view, "made", [kind, size, dims, dtype, fill, requires_grad], [])
+        return new_tensor(number, view, size, dtype, requires_grad)
+
+    def manual_seed(self, seed: int) -> None:
+        """Restart the random numbers of this mesh. Until then they are those of the program's seed at its first use."""
+        check_number("seed", seed, least=0)
+        call_by_name(self._view, "seed", [seed], [], 0)
+
+    # ---- functions ----
+
+    def execute(
+        self, function: Callable[..., Any], *args: Any, propagate: Callable[..., Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """Run *function* on all ranks; its tensors are DTensors, and those of its result become sharded ones.
+
+        Tensors of the program among the arguments are sent to all ranks. The first call of a function with arguments
+        of certain shapes waits for those of the result; not with *propagate*, see `remote`.
+
+        Raises:
+            ValueError: an argument is on another mesh, or not sharded.
+        """
+        view = self._view
+
+        def sent(leaf: Any) -> Any:
+            return put(leaf, view) if isinstance(leaf, torch.Tensor) and leaf.__class__ is not MeshTensor else leaf
+
+        for tensor in tensors_in((args, kwargs)):
+            if tensor._h.view is not view:
+                raise foreign(tensor, view)
+        args, kwargs = tree_map(sent, (args, kwargs))
+        return _remote_of(function, propagate).run_on(view, args, kwargs)
+
+    def sync(self) -> None:
+        """Wait until the ranks have done all that was issued.
+
+        Raises:
+            DeviceMeshError: a rank is gone.
+            Exception: an operation failed, and nobody has read its result.
+        """
+        self._view.engine.sync()
+
+    def stop(self, reason: str = "") -> None:
+        """End the procs; see `ProcMesh.stop`."""
+        self.procs.stop(reason).get()
+
+
+def distribute(tensor: torch.Tensor, mesh: Mesh, sharding_spec: ShardingSpec | None = None) -> MeshTensor:
+    """Shard a tensor over a mesh; each rank is sent its shard only.
+
+    Args:
+        tensor: one of the program, or one that is sharded already, which is redistributed.
+        mesh: the mesh.
+        sharding_spec: for each dimension of the tensor, the name of the dimension of the mesh that it is split over, a
+            tuple of such names, or None; those that are left out are not split. Sizes need not divide.
+
+    Raises:
+        KeyError: the mesh has no dimension of a name.
+        TypeError: an argument is of another type.
+        ValueError: the specification is too long, or names a dimension twice; or *tensor* is on another mesh, or each
+            rank has a value of its own.
+    """
+    check_instance("tensor", tensor, torch.Tensor, "a tensor")
+    check_instance("mesh", mesh, Mesh, "a Mesh, see monarch_hpc.distributed.Mesh")
+    extent = mesh._region.extent
+    dims = place_dims(sharding_spec, tensor.dim(), extent)
+    if tensor.__class__ is MeshTensor:
+        if tensor._h.view is not mesh._view:
+            raise foreign(tensor, mesh._view)
+        return tensor.redistribute(sharding_spec)
+    if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be sharded: make it dense")
+    view = mesh._view
+    shape, grads = tuple(tensor.shape), tensor.requires_grad and tensor.is_leaf
+    names = [name for name, dim in zip(extent.names, dims, strict=True) if dim >= 0]
+    with torch._C.DisableTorchFunction():
+        value = tensor.detach().cpu()
+        own = _send_shards(mesh, value, dims, names)
+        meta = Meta.make(shape, torch.empty(shape, device="meta").stride(), value.dtype, value.device, grads, True)
+    number = call_by_name(view, "global_from_shards", [Ref(own), dims, shape, meta.stride, grads], [own])
+    view.dead.append(own)
+    return new_tensor(number, view, shape, value.dtype, grads)
+
+
+def _send_shards(mesh: Mesh, value: torch.Tensor, dims: tuple[int, ...], names: list[str]) -> int:
+    """Send each rank its shard, ranks with the same one together; return the number under which all have it."""
+    region, view = mesh._region, mesh._view
+    engine, extent = view.engine, region.extent
+    operations: Any = view.operations
+    number = -1
+    with engine.lock:
+        for rank in range(len(region)):
+            point = extent.point(rank)
+            if any(point[name] for name in extent.names if name not in names):
+                continue  # has the same shard as the rank at 0 there
+            place = [point[name] for name in extent.names]
+            part = value[shard_slices(value.shape, dims, extent.shape, place)].clone(
+                memory_format=torch.contiguous_format
+            )
+            target = operations.view_at(region.slice(**{name: point[name] for name in names}))
+            if number < 0:
+                number = engine.emit(target, [PUT, -2, -1], 1, part)
+            else:
+                engine.emit(target, [PUT, -2, number], 0, part)
+    return number
+
+
+def _started(extent: Extent, hosts: HostMesh | None) -> ProcMesh:
+    """Procs for the mesh, evenly on all hosts."""
+    found = own_hosts() if hosts is None else hosts
+    check_instance("hosts", found, HostMesh, "a mesh of hosts, as monarch_hpc.hosts() returns it")
+    num = len(found)
+    if len(extent) % num:
+        raise ValueError(f"{extent} has {len(extent)} ranks, which {num} hosts cannot share evenly: slice the hosts")
+    procs = found.flatten("hosts").spawn_procs({"procs": len(extent) // num}, preload=_PRELOADED)
+    return _arranged(procs, extent)
+
+
+def _arranged(procs: ProcMesh, extent: Extent) -> ProcMesh:
+    """The procs with the dimensions of the mesh."""
+    if procs.region.extent == extent:
+        return procs
+    if len(procs.region) != len(extent):
+        raise ValueError(f"shape {extent.shape} has {len(extent)} ranks, but there are {len(procs.region)} procs")
+    parts: dict[str, Any] = {"procs": extent.names}
+    if len(extent.names) > 1:
+        parts.update(extent.to_dict())
+    return procs.flatten("procs").split(**parts)
+
+
+def _size(given: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else given
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    known = {"spec": None, "dtype": None, "requires_grad": False}
+    for name in options:
+        if name not in known:
+            raise TypeError(f"there is no option {name!r}; there are: {', '.join(known)}")
+    return {**known, **options}
+
+
+_remotes: WeakKeyDictionary[Callable[..., Any], dict[Any, Remote[..., Any]]] = WeakKeyDictionary()
+
+
+def _remote_of(function: Callable[..., Any], propagate: Callable[..., Any] | None) -> Remote[..., Any]:
+    """The remote form of a function, which remembers the shapes of its results."""
+    try:
+        known = _remotes.setdefault(function, {})
+    except TypeError:  # no weak references to it
+        return Remote(function, propagate)
+    found = known.get(propagate)
+    if found is None:
+        found = known[propagate] = Remote(function, propagate)
+    return found

@@ -1,0 +1,1 @@
+"""The stream of operations from the program to the ranks, and the errors that come back."""

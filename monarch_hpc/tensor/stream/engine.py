@@ -1,0 +1,365 @@
+"""The op stream of a mesh of procs: collects records into frames, sends them, and keeps what failed.
+
+Frames are calls of the workers, whose answers acknowledge them. To issue waits for nothing but the window of operations
+that are not acknowledged. A frame leaves when it is full, when a value is read, or after a moment.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from threading import RLock
+from typing import Any
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.runtime.runtime import current_runtime
+from monarch_hpc.config.tensor_section import TensorConfig
+from monarch_hpc.core.errors import ActorDied, DeviceMeshError, MonarchError, SupervisionError
+from monarch_hpc.core.shape import Region
+from monarch_hpc.core.text.description import text_of
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.ops.meta import TensorOperations
+from monarch_hpc.tensor.stream.failures import FailedOp, Failures
+from monarch_hpc.tensor.stream.records import FIRST_TEMPLATE, FREE
+from monarch_hpc.tensor.stream.sites import Site, site_here
+from monarch_hpc.tensor.worker.report import OpFailure
+
+__all__ = ["Sequenced", "TensorEngine", "View"]
+
+
+class Sequenced:
+    """A frame that is not acknowledged.
+
+    Args:
+        base: sequence number of its first operation.
+        sites: the lines that issued its operations.
+    """
+
+    __slots__ = ("base", "future", "sites")
+
+    def __init__(self, base: int, sites: list[Site]) -> None:
+        self.base = base
+        self.sites = sites
+        self.future: Future[Any] | None = None
+
+
+class View:
+    """Ranks of an engine on which tensors live, and the actors there.
+
+    Args:
+        engine: the engine of the procs.
+        region: the ranks, in the mesh of procs.
+        workers: their workers.
+        operations: what is done with tensors of this view.
+
+    Attributes:
+        dead: numbers of values to free.
+        entries: what is known of operations by cache key, see `tensor.ops.dispatch`.
+        mesh: number of the template that describes a mesh with sharded tensors; 0 if each rank has values of its own.
+    """
+
+    __slots__ = ("dead", "engine", "entries", "mesh", "operations", "ranks", "region", "workers")
+
+    def __init__(
+        self, engine: TensorEngine, region: Region, workers: ActorMesh[Any], operations: TensorOperations
+    ) -> None:
+        self.engine = engine
+        self.region = region
+        self.workers = workers
+        self.operations = operations
+        self.dead: deque[int] = deque()
+        self.entries: dict[tuple[Any, ...], Any] = {}
+        self.mesh = 0
+        self.ranks = tuple(region.base_ranks())
+
+    @property
+    def name(self) -> str:
+        """The mesh of procs in messages."""
+        return self.engine.name
+
+
+def _seqs(answer: Any) -> frozenset[int]:
+    """The operations that failed on a rank."""
+    return frozenset() if isinstance(answer, BaseException) else frozenset(failure[0] for failure in answer)
+
+
+class TensorEngine:
+    """Issues records to the workers of one mesh of procs; for any thread.
+
+    Args:
+        name: the mesh of procs in messages.
+        config: limits.
+        abort: ends the collectives of the ranks that live; takes the cause.
+
+    Attributes:
+        key: identifies the engine on the ranks.
+        lock: held while a record is added.
+        ints: the records of the frame that is being filled.
+        sites: the lines that issued its operations.
+        view: where the frame goes.
+        threshold: number of integers at which it leaves.
+        next_value: number of the next value.
+    """
+
+    def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
+        self.key = key
+        self.name = name
+        self.config = config
+        self.lock = RLock()
+        self.ints: list[int] = []
+        self.sites: list[Site] = []
+        self.view: View | None = None
+        self.threshold = config.first_frame_ints
+        self.next_value = 1
+        self.views: dict[tuple[Region, bool], View] = {}
+        self.failures = Failures(config.keep_errors)
+        self.broken: MonarchError | None = None
+        self._abort = abort
+        self._base = 0
+        self._templates: OrderedDict[Any, int] = OrderedDict()
+        self._specs: list[tuple[int, Any]] = []
+        self._known: dict[int, set[int]] = {}
+        self._spec_of: dict[int, Any] = {}
+        self._next_template = FIRST_TEMPLATE
+        self._objects: list[Any] = []
+        self._frames: deque[Sequenced] = deque()
+        self._num_unacked = 0
+        self._armed = False
+        self._io = current_runtime().engine
+
+    # ---- records ----
+
+    def use(self, view: View) -> None:
+        """Fill a frame for *view*; the caller holds the lock."""
+        if self.broken is not None:
+            raise self.broken
+        if self.view is not view:
+            if self.ints:
+                self._send()
+            self.view = view
+        if view.mesh:
+            self.introduce(view.mesh, view)
+        if not self.ints and not self._armed:
+            self._armed = True
+            self._io.call_later(self.config.flush_s, self._tick)
+
+    def emit(self, view: View, record: list[int], num_values: int = 0, obj: Any = None, depth: int = 2) -> int:
+        """Add one record; return the number of its first result.
+
+        Args:
+            view: the ranks that execute it.
+            record: its integers; -1 stands for the number of its first result, -2 for the object's place.
+            num_values: number of results.
+            obj: an object that it refers to.
+            depth: frames between this and the program's code, at most.
+        """
+        with self.lock:
+            self.use(view)
+            first = self.next_value
+            self.next_value = first + num_values
+            if obj is not None:
+                self._objects.append(obj)
+            place = len(self._objects) - 1
+            self.sites.append(site_here(depth))
+            self.ints += [first if n == -1 else place if n == -2 else n for n in record]
+            if obj is not None or len(self.ints) >= self.threshold:
+                self._send()
+        return first
+
+    def template(self, key: Any, make: Callable[[], Any], view: View) -> int:
+        """The number of a template, which the workers of *view* know from the frame on that is being filled.
+
+        Args:
+            key: equal for equal templates.
+            make: makes it, the first time.
+        """
+        with self.lock:
+            self.use(view)
+            number = self.define(key, make)
+            self.introduce(number, view)
+        return number
+
+    def define(self, key: Any, make: Callable[[], Any]) -> int:
+        """The number of a template, which no rank knows yet; arguments as of `template`."""
+        with self.lock:
+            number = self._templates.get(key)
+            if number is None:
+                number = self._templates[key] = self._next_template
+                self._next_template += 1
+                self._spec_of[number] = make()
+        return number
+
+    def introduce(self, number: int, view: View) -> None:
+        """Send a template to ranks that have not got it; the caller holds the lock."""
+        ranks = self._known.setdefault(number, set())
+        if not ranks.issuperset(view.ranks):
+            ranks.update(view.ranks)
+            self._specs.append((number, self._spec_of[number]))
+
+    def free_dead(self, view: View) -> None:
+        """Add a record that frees the values whose tensors are gone; the caller holds the lock."""
+        dead = view.dead
+        num = len(dead)
+        if num:
+            self.ints += (FREE, num)
+            self.ints += [dead.popleft() for _ in range(num)]
+
+    # ---- frames ----
+
+    def flush(self) -> None:
+        """Send all records that are issued."""
+        with self.lock:
+            for view in self.views.values():
+                if view.dead and self.broken is None:
+                    self.use(view)
+                    self.free_dead(view)
+            if self.ints:
+                self._send()
+
+    def _tick(self) -> None:
+        """Send what has waited for a moment; on the driver."""
+        if not self.lock.acquire(blocking=False):
+            self._io.call_later(self.config.flush_s, self._tick)
+            return
+        try:
+            self._armed = False
+            if self.ints and self.broken is None:
+                self._send(waits=False)
+        finally:
+            self.lock.release()
+
+    def send_if_full(self) -> None:
+        """Send the frame if it is full; the caller holds the lock."""
+        if len(self.ints) >= self.threshold:
+            self._send()
+
+    def _send(self, *, waits: bool = True) -> None:
+        view, sites, data = self.view, self.sites, array("q", self.ints).tobytes()
+        assert view is not None
+        frame = Sequenced(self._base, sites)
+        arguments = self._base, self._specs, self._objects, data, view.mesh
+        self._base += len(sites)
+        self.ints, self.sites, self._specs, self._objects = [], [], [], []
+        self._num_unacked += len(sites)
+        self._frames.append(frame)
+        self.threshold = self.config.frame_ints
+        try:
+            frame.future = view.workers.run.options(on_error="collect").call(*arguments)
+        except BaseException as error:
+            self._frames.remove(frame)
+            self._num_unacked -= len(sites)
+            if isinstance(error, SupervisionError):
+                self.lose(-1, error)
+            raise
+        frame.future.add_done_callback(lambda done: self._acknowledge(frame, view, done))
+        while waits and self._num_unacked > self.config.window_ops and self._frames:
+            oldest = self._frames[0].future
+            if oldest is None or self._io.driving:
+                break
+            oldest.exception()
+
+    def _acknowledge(self, frame: Sequenced, view: View, done: Future[Any]) -> None:
+        """Note the answers to a frame; on the driver."""
+        for rank, (_, answer) in zip(view.ranks, done.result(), strict=True):
+            if isinstance(answer, BaseException):
+                self.lose(rank, answer)
+                continue
+            failed: list[OpFailure] = answer
+            for failure in failed:
+                self.failures.add(FailedOp(rank, frame.sites[failure[0] - frame.base], failure))
+        if view.mesh and len({_seqs(answer) for _, answer in done.result()}) > 1:
+            self._part(view, done)
+        self._num_unacked -= len(frame.sites)
+        self._frames.remove(frame)
+        if not self._frames:
+            self.threshold = self.config.first_frame_ints
+
+    def _part(self, view: View, done: Future[Any]) -> None:
+        """Note that ranks of sharded tensors have failed in different operations, so that their values differ."""
+        reports = [answer for _, answer in done.result()]
+        if self.broken is not None or any(isinstance(answer, BaseException) for answer in reports):
+            return
+        alike = frozenset.intersection(*(frozenset(failure[0] for failure in answer) for answer in reports))
+        rank, failure = next(
+            (rank, failure)
+            for rank, answer in zip(view.ranks, reports, strict=True)
+            for failure in answer
+            if failure[0] not in alike
+        )
+        self._end("diverged", rank, f"it failed in {failure[1]}, and others did not: {failure[2]}: {failure[3]}")
+
+    # ---- reads and ends ----
+
+    def site_of(self, seq: int) -> Site | None:
+        """The line that issued an operation which is not acknowledged yet."""
+        for frame in list(self._frames):
+            if frame.base <= seq < frame.base + len(frame.sites):
+                return frame.sites[seq - frame.base]
+        return None
+
+    def error_of(self, root: int) -> Exception:
+        """The exception of a failed operation; waits until the ranks have reported it."""
+        for frame in list(self._frames):
+            if frame.base <= root < frame.base + len(frame.sites) and frame.future is not None:
+                frame.future.exception()
+        if self.broken is not None:
+            return self.broken
+        return self.failures.take(root)
+
+    def error_of_unread(self, root: int) -> Exception | None:
+        """The exception of a failed operation, unless it was raised already."""
+        return self.error_of(root) if self.failures.is_unread(root) or self.site_of(root) is not None else None
+
+    def wait(self) -> None:
+        """Wait until all ranks have executed what was issued.
+
+        Raises:
+            DeviceMeshError: a rank is gone.
+        """
+        self.flush()
+        while self._frames:
+            future = self._frames[0].future
+            assert future is not None
+            future.exception()
+            # Its callback may still run, on the thread that drives the I/O.
+            self._io.wait(partial(self._is_gone, future), None)
+        if self.broken is not None:
+            raise self.broken
+
+    def _is_gone(self, seen: Future[Any]) -> bool:
+        return not self._frames or self._frames[0].future is not seen
+
+    def sync(self) -> None:
+        """Wait likewise, and raise an error that nobody has read.
+
+        Raises:
+            DeviceMeshError: a rank is gone.
+            Exception: an operation failed.
+        """
+        self.wait()
+        unread = self.failures.take_unread()
+        if unread is not None:
+            raise unread
+
+    def watch(self, rank: int, future: Future[Any]) -> None:
+        """Take the end of *future*, which never has a value, for the death of *rank*."""
+        future.add_done_callback(lambda done: self.lose(rank, done.exception()))
+
+    def lose(self, rank: int, error: BaseException | None) -> None:
+        """Note that *rank* is gone, and free the others, which may wait for it."""
+        if self.broken is not None or error is None:
+            return
+        cause = getattr(error, "cause", "") or text_of(error)
+        if isinstance(error, ActorDied):
+            self._end("died", rank, str(cause), error.host, error.last_lines)
+        else:
+            self._end("torn", rank, str(cause))
+        assert self.broken is not None
+        self.broken.__cause__ = error
+
+    def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
+        self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)
+        self._abort(f"rank {rank} {kind}: {cause}")
+        self._io.wake_waiters()

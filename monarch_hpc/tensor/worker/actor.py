@@ -1,0 +1,244 @@
+"""The worker of mesh tensors on one rank: executes frames of records in the order issued, and answers reads."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Condition
+from typing import Any
+
+import torch
+
+from monarch_hpc.actor.context import context
+from monarch_hpc.actor.endpoint import Actor, endpoint
+from monarch_hpc.core.text.description import class_name, text_of
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.stream.records import (
+    FIRST_TEMPLATE,
+    CollectiveSpec,
+    CoordinateSpec,
+    MeshSpec,
+    OpSpec,
+    TransferSpec,
+)
+from monarch_hpc.tensor.worker.control import TensorControl
+from monarch_hpc.tensor.worker.execution import Execution
+from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.local import add_worker
+from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
+from monarch_hpc.tensor.worker.template import Template
+from monarch_hpc.tensor.worker.values import Dependent, Failure
+
+__all__ = ["TensorWorker", "WorkerSettings"]
+
+Reply = tuple[str, Any, tuple[int, ...]]
+"""``value`` or ``failed``; the value, or the number of the operation; numbers of effects that failed since the last."""
+
+
+class WorkerSettings:
+    """Constant properties of the workers of an engine.
+
+    Args:
+        key: identifies the engine.
+        ranks: ranks in the mesh of procs, in the order of the workers.
+        addresses: IP addresses by rank.
+        collective_s: see the config key.
+        max_lent: see the config key.
+    """
+
+    def __init__(
+        self, key: int, ranks: tuple[int, ...], addresses: dict[int, str], collective_s: float, max_lent: int
+    ) -> None:
+        self.key = key
+        self.ranks = ranks
+        self.addresses = addresses
+        self.collective_s = collective_s
+        self.max_lent = max_lent
+
+
+class TensorWorker(Actor):
+    """Holds the values of one rank.
+
+    Args:
+        settings: the same on all ranks.
+        control: the control actors of all ranks.
+    """
+
+    def __init__(self, settings: WorkerSettings, control: ActorMesh[TensorControl]) -> None:
+        place = context().spawn_rank.rank
+        places = {rank: place for place, rank in enumerate(settings.ranks)}
+        self._rank = settings.ranks[place]
+        self._groups = Groups(self._rank, settings.addresses, control, places, settings.collective_s)
+        self._execution = Execution(self._rank, self._groups, self._lend)
+        self._templates = self._execution.templates
+        self._values = self._execution.values
+        self._shardings: dict[int, Any] = {}
+        self._failures: list[OpFailure] = []
+        self._effects: list[int] = []
+        self._lent: OrderedDict[int, Any] = OrderedDict()
+        self._max_lent = settings.max_lent
+        self._last_lent = 0
+        self._lending = Condition()
+        self._cause = ""
+        add_worker(settings.key, self)
+
+    # ---- the op stream ----
+
+    @endpoint
+    def run(
+        self, base: int, specs: list[tuple[int, Any]], objects: list[Any], data: bytes, mesh: int = 0
+    ) -> list[OpFailure]:
+        """Execute a frame; return the operations that failed, without those that only depend on them.
+
+        Args:
+            base: sequence number of the first operation.
+            specs: templates that the frame uses first, with their numbers.
+            objects: what records refer to by number.
+            data: the records.
+            mesh: number of the `MeshSpec` whose sharded tensors the frame is about; 0 if it is about values that
+                each rank has of its own.
+        """
+        for number, spec in specs:
+            self._define(number, spec, base)
+        record = memoryview(data).cast("q").tolist()
+        self._failures = []
+        if mesh:
+            sharding = self._sharding_of(mesh)
+            self._execution.sharding = sharding
+            with sharding.entered():
+                self._run(base, record, objects)
+            self._execution.sharding = None
+        else:
+            self._run(base, record, objects)
+        return self._failures
+
+    def _sharding_of(self, mesh: int) -> Any:
+        """How operators run on the tensors of a mesh; joins its process groups at the first use."""
+        found = self._shardings.get(mesh)
+        if found is None:
+            # Not before it is needed: DTensor takes most of a second to load.
+            from monarch_hpc.tensor.worker.sharded.sharding import Sharding
+
+            spec = self._templates[mesh]
+            found = self._shardings[mesh] = Sharding(spec, self._rank, self._groups)
+        return found
+
+    def _define(self, number: int, spec: Any, base: int) -> None:
+        try:
+            match spec:
+                case OpSpec():
+                    self._templates[number] = Template(spec)
+                case CollectiveSpec() | CoordinateSpec() | MeshSpec() | TransferSpec():
+                    self._templates[number] = spec
+        except Exception as error:  # noqa: BLE001 this torch has no such function, or user code cannot be loaded
+            self._templates[number] = error
+
+    def _run(self, seq: int, a: list[int], objects: list[Any]) -> None:
+        values, templates, execution = self._values, self._templates, self._execution
+        i, end = 0, len(a)
+        grad = torch.is_grad_enabled()
+        while i < end:
+            number = a[i]
+            if number >= FIRST_TEMPLATE and type(template := templates[number]) is Template:
+                if template.grad is not grad:
+                    grad = template.grad
+                    torch._C._set_grad_enabled(grad)
+                try:
+                    if values.num_failed:
+                        values.check([a[i + place] for place in template.refs])
+                    template.run(values, a, i)
+                except BaseException as error:  # noqa: BLE001 user code, and torch's errors of any class
+                    first = a[i + template.size - 1]
+                    results = range(first, first + template.num_outs)
+                    self._fail(seq, error, template.name, results, [a[i + place] for place in template.mutated])
+                i += template.size
+                seq += 1
+                continue
+            step = execution.begin(a, i, seq, objects)
+            try:
+                step.run()
+            except BaseException as error:  # noqa: BLE001 user code, and torch's errors of any class
+                self._fail(seq, error, step.name, step.results, step.written)
+            grad = torch.is_grad_enabled()
+            i += step.size
+            seq += step.num
+        torch._C._set_grad_enabled(True)
+
+    def _fail(self, seq: int, error: BaseException, name: str, results: Any, written: Sequence[int]) -> None:
+        if isinstance(error, Dependent):
+            root = error.root
+        else:
+            root = seq
+            self._failures.append(pack_failure(seq, name, error))
+        if not results and not written:
+            self._effects.append(root)
+        self._values.fail(root, results, written)
+
+    # ---- reads ----
+
+    @endpoint
+    def read(self, numbers: list[int]) -> Reply:
+        """Return copies of values."""
+        effects, self._effects = tuple(self._effects), []
+        found = []
+        for number in numbers:
+            value = self._values[number]
+            if type(value) is Failure:
+                return "failed", value.root, effects
+            found.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
+        return "value", found, effects
+
+    @endpoint
+    def describe(self, first: int) -> Reply:
+        """Return the structure of the result of the call whose first result has this number."""
+        effects, self._effects = tuple(self._effects), []
+        described = self._execution.described.pop(first, None)
+        if described is None:
+            value = self._values.get(first)
+            return "failed", value.root if type(value) is Failure else -1, effects
+        return "value", described, effects
+
+    # ---- copies for actors ----
+
+    def _lend(self, token: int, value: Any) -> None:
+        with self._lending:
+            self._lent[token] = value
+            self._last_lent = token
+            while len(self._lent) > self._max_lent:
+                self._lent.popitem(last=False)
+            self._lending.notify_all()
+
+    def borrowed(self, token: int) -> object:
+        """Wait for a lent copy, and take it; from any thread.
+
+        Args:
+            token: number of the copy; they are lent in the order of these numbers.
+
+        Raises:
+            RuntimeError: it failed, it was dropped because too many others waited, or the mesh ended.
+        """
+        with self._lending:
+            self._lending.wait_for(lambda: token <= self._last_lent or self._cause)
+            if token not in self._lent:
+                raise RuntimeError(self._dropped() if token <= self._last_lent else self._cause)
+            value = self._lent.pop(token)
+        if type(value) is Failure:
+            raise RuntimeError(f"this mesh tensor has no value on rank {self._rank}: operation {value.root} failed")
+        return value
+
+    def _dropped(self) -> str:
+        return (
+            f"the mesh tensor of this call was dropped on rank {self._rank}: more than {self._max_lent} later ones "
+            "waited for their actors, see tensor.max_lent; wait for answers in between, or raise it"
+        )
+
+    def abort(self, cause: str) -> None:
+        """End the collectives under way, and all to come; from any thread."""
+        self._groups.abort(cause)
+        with self._lending:
+            self._cause = cause
+            self._lending.notify_all()
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        cause = "its worker has ended" if error is None else f"{class_name(error)}: {text_of(error)}"
+        self.abort(cause)

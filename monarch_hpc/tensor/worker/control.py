@@ -1,0 +1,72 @@
+"""The second actor of each proc with mesh tensors: it answers while the worker sits in an operation."""
+
+from __future__ import annotations
+
+from monarch_hpc.actor.cell.response_port import ResponsePort
+from monarch_hpc.actor.endpoint import Actor, endpoint
+from monarch_hpc.tensor.worker.local import end_worker, forget_worker
+
+__all__ = ["TensorControl"]
+
+
+class TensorControl(Actor):
+    """Rendezvous of process groups, the call that reports a death, and the end of collectives.
+
+    Args:
+        key: identifies the engine that spawned it.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._watchers: list[ResponsePort] = []
+        self._entries: dict[str, bytes] = {}
+        self._waiting: dict[str, list[ResponsePort]] = {}
+        self._cause = ""
+
+    @endpoint(explicit_response_port=True)
+    def watch(self, port: ResponsePort) -> None:
+        """Never answer: the call fails when this proc dies, which so has a reader."""
+        self._watchers.append(port)
+
+    @endpoint
+    def set(self, key: str, value: bytes) -> None:
+        """Store an entry of a rendezvous, and answer those who wait for it."""
+        self._entries[key] = value
+        for port in self._waiting.pop(key, ()):
+            port.send(value)
+
+    @endpoint
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which is kept as text, as torch's own stores do."""
+        number = int(self._entries.get(key, b"0")) + amount
+        self._entries[key] = str(number).encode()
+        return number
+
+    @endpoint(explicit_response_port=True)
+    def get(self, port: ResponsePort, key: str) -> None:
+        """Answer with an entry, as soon as it is there."""
+        if self._cause:
+            port.exception(RuntimeError(self._cause))
+        elif key in self._entries:
+            port.send(self._entries[key])
+        else:
+            self._waiting.setdefault(key, []).append(port)
+
+    @endpoint
+    def has(self, keys: list[str]) -> bool:
+        """Tell whether all entries are there."""
+        return all(key in self._entries for key in keys)
+
+    @endpoint
+    def abort(self, cause: str) -> None:
+        """End the collectives under way on this rank, and all to come."""
+        self._cause = cause
+        for ports in self._waiting.values():
+            for port in ports:
+                port.exception(RuntimeError(cause))
+        self._waiting.clear()
+        end_worker(self._key, cause)
+
+    def __cleanup__(self, _error: BaseException | None) -> None:
+        self._watchers.clear()
+        forget_worker(self._key)

@@ -1,0 +1,308 @@
+"""Executes the records that are not plain operations: gradients, calls of functions, collectives, copies."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from monarch_hpc.tensor.stream import records
+from monarch_hpc.tensor.stream.records import (
+    SHARDED_CALLS,
+    CallRequest,
+    CollectiveSpec,
+    CoordinateSpec,
+    Ref,
+    TransferSpec,
+)
+from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
+from monarch_hpc.wire.serializer import loads
+
+__all__ = ["Execution", "RecordStep"]
+
+
+class RecordStep:
+    """A record that is about to be executed.
+
+    Attributes:
+        size: number of its integers.
+        run: executes it.
+        results: numbers of the values that it makes.
+        written: numbers of the values that it writes to, or, of a call that failed, has written to.
+        num: number of sequence numbers that it takes.
+    """
+
+    __slots__ = ("name", "num", "results", "run", "size", "written")
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        run: Callable[[], None],
+        results: Sequence[int] = (),
+        written: Sequence[int] = (),
+        num: int = 1,
+    ) -> None:
+        self.name = name
+        self.size = size
+        self.run = run
+        self.results = results
+        self.written = written
+        self.num = num
+
+
+class Execution:
+    """The values and templates of one rank, and the meaning of each record.
+
+    Args:
+        rank: rank in the mesh of procs.
+        groups: the process groups of this rank.
+        lend: takes a token and a copy of a value, for an actor of this proc.
+
+    Attributes:
+        described: structures of results of calls, by number of the first result, until they are read.
+        sharding: how operators run in the frame that is executed; None where each rank has values of its own.
+    """
+
+    def __init__(self, rank: int, groups: Groups, lend: Callable[[int, Any], None]) -> None:
+        self.values = Values()
+        self.templates: dict[int, Any] = {}
+        self.described: dict[int, Any] = {}
+        self.sharding: Any = None
+        self._rank = rank
+        self._groups = groups
+        self._lend = lend
+        self._kept: dict[int, tuple[torch.Tensor, int]] = {}  # copies within this rank, by tag
+
+    def begin(self, a: list[int], i: int, seq: int, objects: list[Any]) -> RecordStep:
+        """Read the record at *i*."""
+        values = self.values
+        match a[i]:
+            case records.FREE:
+                end = i + 2 + a[i + 1]
+                return RecordStep("free", end - i, partial(values.free, a[i + 2 : end]), num=0)
+            case records.BACKWARD:
+                leaves = a[i + 5 : i + 5 + a[i + 4]]
+                run = partial(self._backward, a[i + 1], a[i + 2], bool(a[i + 3]), leaves, seq)
+                return RecordStep("Tensor.backward", 5 + a[i + 4], run)
+            case records.GET_GRAD:
+                return RecordStep("Tensor.grad", 3, partial(self._get_grad, a[i + 1], a[i + 2]), (a[i + 2],))
+            case records.NO_GRAD:
+                return RecordStep("Tensor.grad", 2, partial(self._set_grad, a[i + 1], 0))
+            case records.SET_GRAD:
+                return RecordStep("Tensor.grad", 3, partial(self._set_grad, a[i + 1], a[i + 2]))
+            case records.REQUIRE_GRAD:
+                run = partial(self._require_grad, a[i + 1], bool(a[i + 2]))
+                return RecordStep("Tensor.requires_grad_", 3, run, written=(a[i + 1],))
+            case records.SET_DATA:
+                run = partial(self._set_data, a[i + 1], a[i + 2])
+                return RecordStep("Tensor.data", 3, run, written=(a[i + 1],))
+            case records.ALIAS:
+                return RecordStep("slice_mesh", 3, partial(self._alias, a[i + 1], a[i + 2]), (a[i + 2],))
+            case records.PUT:
+                return RecordStep("put", 3, partial(self._put, a[i + 2], objects[a[i + 1]]), (a[i + 2],))
+            case records.LEND:
+                return RecordStep("send to an actor", 3, partial(self._lend_copy, a[i + 1], a[i + 2], seq))
+            case records.CALL:
+                request: CallRequest = objects[a[i + 1]]
+                first, refs = a[i + 2], a[i + 4 : i + 4 + a[i + 3]]
+                results = range(first, first + (1 if request.num_outs < 0 else request.num_outs))
+                written: list[int] = []
+                run = partial(self._call, request, first, refs, written)
+                return RecordStep(request.name, 4 + len(refs), run, results, written)
+            case number:
+                return self._begin_spec(self.templates[number], a, i, seq)
+
+    def _begin_spec(self, spec: Any, a: list[int], i: int, seq: int) -> RecordStep:
+        match spec:
+            case CoordinateSpec():
+                run = partial(self._coordinate, spec, a[i + 1])
+                return RecordStep("rank", 2, run, (a[i + 1],))
+            case CollectiveSpec():
+                size = 6 + a[i + 5]
+                shape = (records.DTYPES[a[i + 4]], tuple(a[i + 6 : i + size]))
+                run = partial(self._reduce, spec, a[i + 1], a[i + 2], bool(a[i + 3]), shape, seq)
+                return RecordStep("reduce", size, run, (a[i + 2],) if a[i + 2] else (), (a[i + 1],) if a[i + 3] else ())
+            case TransferSpec():
+                size = 6 + a[i + 5]
+                shape = (records.DTYPES[a[i + 4]], tuple(a[i + 6 : i + size]))
+                run = partial(self._transfer, spec, a[i + 1], a[i + 2], a[i + 3], shape, seq)
+                return RecordStep("to_mesh", size, run, (a[i + 2],) if a[i + 2] else ())
+            case Exception():
+                raise RuntimeError("a record of an operation that could not be loaded") from spec
+            case _:
+                raise RuntimeError(f"record {a[i]} is unknown")
+
+    # ---- gradients ----
+
+    def _backward(self, loss: int, gradient: int, retain: bool, leaves: list[int], seq: int) -> None:
+        values = self.values
+        try:
+            values.check((loss, gradient))
+            torch._C._set_grad_enabled(True)
+            values[loss].backward(values[gradient], retain_graph=retain)
+        except BaseException as error:
+            failure = Failure(error.root if isinstance(error, Dependent) else seq)
+            values.grads.update((leaf, failure) for leaf in leaves if leaf in values)
+            raise
+
+    def _get_grad(self, leaf: int, out: int) -> None:
+        values = self.values
+        values.check((leaf,))
+        failure = values.grads.get(leaf)
+        if failure is not None:
+            raise Dependent(failure.root)
+        grad = values[leaf].grad
+        if grad is not None and self.sharding is not None:
+            grad = self.sharding.settled_grad(values[leaf])
+        if grad is None:
+            raise RuntimeError("this tensor has no gradient on this rank: backward() did not reach it")
+        values[out] = grad
+
+    def _set_grad(self, leaf: int, value: int) -> None:
+        values = self.values
+        values.grads.pop(leaf, None)
+        if value and type(failed := values[value]) is Failure:
+            values.grads[leaf] = failed
+        elif type(target := values[leaf]) is not Failure:
+            target.grad = values[value]
+
+    def _require_grad(self, leaf: int, flag: bool) -> None:
+        self.values.check((leaf,))
+        self.values[leaf].requires_grad_(flag)
+
+    def _set_data(self, target: int, value: int) -> None:
+        self.values.check((target, value))
+        self.values[target].data = self.values[value]
+
+    # ---- values ----
+
+    def _put(self, out: int, value: torch.Tensor) -> None:
+        if self.sharding is not None:
+            grads, value = value.requires_grad, self.sharding.wrap(value.detach())
+            value.requires_grad_(grads)
+        self.values[out] = value
+
+    def _alias(self, value: int, out: int) -> None:
+        self.values.check((value,))
+        self.values[out] = self.values[value]
+
+    def _lend_copy(self, number: int, token: int, seq: int) -> None:
+        value = self.values[number]
+        copied: Any = Failure(seq)
+        try:
+            copied = value.detach().clone() if isinstance(value, torch.Tensor) else value
+        finally:
+            self._lend(token, copied)  # somebody waits for it
+
+    def _coordinate(self, spec: CoordinateSpec, out: int) -> None:
+        self.values[out] = torch.tensor(spec.places[self._rank])
+
+    def _call(self, request: CallRequest, first: int, refs: list[int], written: list[int]) -> None:
+        self.values.check(refs)
+        tensors = {number: value for number in refs if isinstance(value := self.values[number], torch.Tensor)}
+        versions = {number: tensor._version for number, tensor in tensors.items()}
+        try:
+            self._call_function(request, first)
+        except BaseException:
+            written += [number for number, tensor in tensors.items() if tensor._version != versions[number]]
+            raise
+
+    def _call_function(self, request: CallRequest, first: int) -> None:
+        values = self.values
+        loaded: Any = loads(request.packed, request.buffers)
+        function = _imported(loaded[0]) if isinstance(loaded[0], str) else loaded[0]
+        args, kwargs = _with_values(loaded[1:], values)
+        torch._C._set_grad_enabled(request.grad)
+        result = function(*args, **kwargs)
+        if request.num_outs == -2:
+            values[first] = result
+            return
+        leaves, tree = tree_flatten(result)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if self.sharding is not None and not (isinstance(loaded[0], str) and loaded[0].startswith(SHARDED_CALLS)):
+            self.sharding.check_results(tensors)
+        if request.num_outs >= 0 and len(tensors) != request.num_outs:
+            raise RuntimeError(
+                f"the function returned {len(tensors)} tensors, but its propagate= or an earlier call "
+                f"with equal arguments promised {request.num_outs}"
+            )
+        values.update(enumerate(tensors, first))
+        if request.num_outs == -1:
+            marked = [_describe(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            self.described[first] = tree_unflatten(marked, tree)
+
+    # ---- between ranks ----
+
+    def _given(self, number: int, like: torch.Tensor, seq: int) -> tuple[torch.Tensor | None, int, str]:
+        """A value for others: the value or None, the root of its failure plus 1, and what is wrong with its shape."""
+        value = self.values[number]
+        if type(value) is Failure:
+            return None, value.root + 1, ""
+        if value.shape != like.shape or value.dtype != like.dtype:
+            wrong = f"is {tuple(value.shape)} {value.dtype} on this rank, not {tuple(like.shape)} {like.dtype}"
+            return None, seq + 1, wrong
+        return value, 0, ""
+
+    def _reduce(
+        self, spec: CollectiveSpec, number: int, out: int, inplace: bool, shape: tuple[str, tuple[int, ...]], seq: int
+    ) -> None:
+        like = torch.empty(shape[1], dtype=getattr(torch, shape[0]))
+        given, root, wrong = self._given(number, like, seq)
+        torch._C._set_grad_enabled(False)
+        result, highest = self._groups.reduce(spec, given, like, root)
+        if wrong:
+            raise RuntimeError(f"the tensor {wrong}")
+        if highest:
+            raise Dependent(highest - 1)
+        if inplace:
+            self.values[number].copy_(result)
+        if out:
+            self.values[out] = result
+
+    def _transfer(
+        self, spec: TransferSpec, number: int, out: int, tag: int, shape: tuple[str, tuple[int, ...]], seq: int
+    ) -> None:
+        like = torch.empty(shape[1], dtype=getattr(torch, shape[0]))
+        ranks = tuple(sorted({rank for pair in spec.pairs for rank in pair}))
+        if number:
+            value, root, wrong = self._given(number, like, seq)
+            sent = torch.zeros_like(like) if value is None else value.detach().contiguous().clone()
+            targets = [target for source, target in spec.pairs if source == self._rank]
+            others = [target for target in targets if target != self._rank]
+            if others:
+                self._groups.send(ranks, others, tag, sent, root)
+            if self._rank in targets:
+                self._kept[tag] = (sent.clone(), root)
+            if wrong:
+                raise RuntimeError(f"the tensor {wrong}")
+            return
+        source = next(source for source, target in spec.pairs if target == self._rank)
+        if source == self._rank:
+            value, root = self._kept.pop(tag)
+        else:
+            value, root = self._groups.receive(ranks, source, tag, like)
+        if root:
+            raise Dependent(root - 1)
+        self.values[out] = value
+
+
+def _imported(name: str) -> Any:
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module), function)
+
+
+def _with_values(tree: Any, values: Values) -> Any:
+    return tree_map(
+        lambda leaf: values[leaf.number] if isinstance(leaf, Ref) else leaf, tree, is_leaf=lambda x: isinstance(x, Ref)
+    )
+
+
+def _describe(tensor: torch.Tensor) -> tuple[str, Any]:
+    meta = (tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device), tensor.requires_grad)
+    return "tensor", (*meta, tensor.is_leaf)

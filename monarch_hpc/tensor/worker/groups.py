@@ -1,0 +1,224 @@
+"""Process groups between ranks of a mesh, and the collectives on them.
+
+A rank whose argument failed takes part all the same, with zeros of the recorded shape: the others would wait for it for
+ever. Beside each collective goes the largest sequence number of a failed argument, so that the result is a failure on
+every rank of the group, and no rank goes on with a sum that includes zeros.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.stream.records import CollectiveSpec
+from monarch_hpc.tensor.worker.control import TensorControl
+from monarch_hpc.tensor.worker.sockets import cut_connections, listening_ports
+
+__all__ = ["Groups"]
+
+_Store: Any = dist.Store  # type: ignore[attr-defined]  # torch does not declare it
+
+_OPS: dict[str, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda rows: rows.sum(0, dtype=rows.dtype),
+    "avg": lambda rows: rows.sum(0, dtype=rows.dtype) / len(rows),
+    "product": lambda rows: rows.prod(0, dtype=rows.dtype),
+    "min": lambda rows: rows.amin(0),
+    "max": lambda rows: rows.amax(0),
+    "band": lambda rows: functools.reduce(operator.and_, rows.unbind()),
+    "bor": lambda rows: functools.reduce(operator.or_, rows.unbind()),
+    "bxor": lambda rows: functools.reduce(operator.xor, rows.unbind()),
+}
+
+
+class ChannelStore(_Store):  # type: ignore[misc]  # torch does not declare it
+    """A rendezvous over our channels: torch's own would be an open port, which other hosts may not reach."""
+
+    def __init__(self, control: ActorMesh[TensorControl], prefix: str, timeout_s: float) -> None:
+        super().__init__()
+        self._control = control
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+
+    def _ask(self, future: Future[Any]) -> Any:
+        return future.get(self._timeout_s)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Store an entry."""
+        packed = value.encode() if isinstance(value, str) else bytes(value)
+        self._ask(self._control.set.call_one(self._prefix + key, packed))
+
+    def get(self, key: str) -> bytes:
+        """Wait for an entry."""
+        found: bytes = self._ask(self._control.get.call_one(self._prefix + key))
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter."""
+        return int(self._ask(self._control.add.call_one(self._prefix + key, amount)))
+
+    def check(self, keys: list[str]) -> bool:
+        """Tell whether all entries are there."""
+        return bool(self._ask(self._control.has.call_one([self._prefix + key for key in keys])))
+
+    def wait(self, keys: list[str], timeout: Any = None) -> None:
+        """Wait for entries."""
+        for key in keys:
+            self.get(key)
+
+    def has_extended_api(self) -> bool:
+        """Tell torch that this store has none of its newer methods."""
+        return False
+
+
+class Groups:
+    """The process groups of one rank.
+
+    Args:
+        rank: rank in the mesh of procs.
+        addresses: IP addresses by rank.
+        control: the control actors of all ranks, along one dimension.
+        places: places of the ranks in *control*.
+        timeout_s: longest wait for the other ranks of a collective.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: dict[int, str],
+        control: ActorMesh[TensorControl],
+        places: dict[int, int],
+        timeout_s: float,
+    ) -> None:
+        self._rank = rank
+        self._addresses = addresses
+        self._control = control
+        self._places = places
+        self._timeout_s = timeout_s
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._device: Any = None
+        self._ports: set[int] = set()
+        self._cause = ""
+        self._sent: list[tuple[Any, torch.Tensor]] = []
+
+    def abort(self, cause: str) -> None:
+        """End the collectives under way and all to come; from any thread."""
+        self._cause = cause
+        cut_connections(self._ports)
+
+    def of(self, ranks: tuple[int, ...]) -> Any:
+        """The process group of some ranks, of which this is one."""
+        if self._cause:
+            raise RuntimeError(self._cause)
+        group = self._groups.get(ranks)
+        if group is None:
+            group = self._groups[ranks] = self._join(ranks)
+        return group
+
+    def _join(self, ranks: tuple[int, ...]) -> Any:
+        control = self._control.slice(procs=self._places[ranks[0]])
+        store = ChannelStore(control, "-".join(map(str, ranks)) + "/", self._timeout_s)
+        gloo: Any = dist.ProcessGroupGloo
+        if self._device is None:
+            before = listening_ports()
+            self._device = gloo.create_device(hostname=self._addresses[self._rank])
+            self._own_ports = listening_ports() - before
+        own = ",".join(map(str, self._own_ports))
+        store.set(f"port/{self._rank}", own)
+        options = gloo._Options()
+        options._devices = [self._device]
+        options._timeout = datetime.timedelta(seconds=self._timeout_s)
+        for rank in ranks:
+            self._ports |= {int(port) for port in store.get(f"port/{rank}").decode().split(",") if port}
+        group = gloo(store, ranks.index(self._rank), len(ranks), options)
+        if self._cause:
+            raise RuntimeError(self._cause)
+        return group
+
+    # ---- reductions ----
+
+    def reduce(
+        self, spec: CollectiveSpec, given: torch.Tensor | None, like: torch.Tensor, root: int
+    ) -> tuple[torch.Tensor, int]:
+        """Take part in a reduction.
+
+        Args:
+            spec: the reduction.
+            given: this rank's value; None if it failed.
+            like: a tensor of the recorded shape and type, whose elements do not matter.
+            root: sequence number of the failure plus 1; 0 if there is none.
+
+        Returns:
+            The result, and the largest *root* of all ranks.
+        """
+        ranks = next(ranks for ranks in spec.groups if self._rank in ranks)
+        value = torch.zeros_like(like) if given is None else given.detach().contiguous()
+        num = len(ranks)
+        if num == 1:
+            return self._alone(spec, value), root
+        group = self.of(ranks)
+        highest = torch.tensor([root])
+        flag = group.allreduce([highest], _options(dist.ReduceOp.MAX))
+        if spec.scatter:
+            rows = torch.empty_like(value)
+            group.alltoall_base(rows, value, [], []).wait()
+            result = rows if spec.reduction == "stack" else _ROWS[spec.reduction](rows)
+        elif spec.reduction == "stack":
+            stacked = value.new_empty((num, *value.shape))
+            group.allgather([list(stacked.unbind())], [value]).wait()
+            result = stacked
+        else:
+            result = value.clone()
+            group.allreduce([result], _options(_OPS[spec.reduction])).wait()
+            if spec.reduction == "avg":
+                result = result / num
+        flag.wait()
+        return result, int(highest)
+
+    def _alone(self, spec: CollectiveSpec, value: torch.Tensor) -> torch.Tensor:
+        """The result of a reduction over one rank."""
+        if spec.scatter:
+            return value.clone() if spec.reduction == "stack" else value[0].clone()
+        return value.unsqueeze(0).clone() if spec.reduction == "stack" else value.clone()
+
+    # ---- copies between ranks ----
+
+    def send(self, ranks: tuple[int, ...], targets: Sequence[int], tag: int, value: torch.Tensor, root: int) -> None:
+        """Begin to send a value, which must not change any more, with *root* as in `reduce` before it."""
+        group = self.of(ranks)
+        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        for target in targets:
+            place = ranks.index(target)
+            for part in (torch.tensor([root]), value):
+                self._sent.append((group.send([part], place, tag), part))
+
+    def receive(self, ranks: tuple[int, ...], source: int, tag: int, like: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Receive a value of the shape and type of *like*; return it and the sender's *root*."""
+        group, place = self.of(ranks), ranks.index(source)
+        root, value = torch.zeros(1, dtype=torch.int64), torch.empty_like(like)
+        group.recv([root], place, tag).wait()
+        group.recv([value], place, tag).wait()
+        return value, int(root)
+
+
+def _options(op: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options

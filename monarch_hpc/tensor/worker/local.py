@@ -1,0 +1,66 @@
+"""Finds the worker of an engine in its proc: for its control actor, and for tensors that arrive at other actors."""
+
+from __future__ import annotations
+
+from threading import Condition
+from typing import Protocol
+
+__all__ = ["WorkerState", "add_worker", "end_worker", "forget_worker", "wait_for_worker"]
+
+
+class WorkerState(Protocol):
+    """The part of a worker that other threads of its proc use."""
+
+    def abort(self, cause: str) -> None:
+        """End the collectives under way, and all to come; from any thread."""
+        ...
+
+    def borrowed(self, token: int) -> object:
+        """Wait for a lent copy, and take it; from any thread."""
+        ...
+
+
+_states: dict[int, WorkerState] = {}
+_ended: dict[int, str] = {}
+"""Why there will be no worker, by the key of its engine."""
+
+_changed = Condition()
+
+
+def add_worker(key: int, state: WorkerState) -> None:
+    """Make a worker known under the key of its engine."""
+    with _changed:
+        _states[key] = state
+        _changed.notify_all()
+
+
+def end_worker(key: int, cause: str) -> None:
+    """Wait no longer for a worker which may not be there yet, and end the collectives of one that is."""
+    with _changed:
+        _ended[key] = cause
+        _changed.notify_all()
+        state = _states.get(key)
+    if state is not None:
+        state.abort(cause)
+
+
+def forget_worker(key: int) -> None:
+    """Forget a worker that ends."""
+    with _changed:
+        _states.pop(key, None)
+        _ended.setdefault(key, "its procs are stopped")
+        _changed.notify_all()
+
+
+def wait_for_worker(key: int) -> WorkerState:
+    """The worker of an engine in this proc, which has been spawned; waits for its constructor.
+
+    Raises:
+        RuntimeError: the mesh ended before.
+    """
+    with _changed:
+        _changed.wait_for(lambda: key in _states or key in _ended)
+        state = _states.get(key)
+        if state is None:
+            raise RuntimeError(f"the mesh of this tensor has ended: {_ended[key]}")
+        return state

@@ -1,0 +1,78 @@
+"""A DeviceMesh of the ranks of one mesh, without torch's default process group, which belongs to the user.
+
+All that this package uses of torch's private names about process groups is here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["RankMesh", "make_device_mesh"]
+
+_c10d: Any = torch._C._distributed_c10d
+_dist: Any = dist  # which does not declare all of its names
+_GroupOf = _dist.ProcessGroup
+_QUIET = ("torch.distributed.tensor._redistribute", "torch.distributed.tensor._collective_utils")
+
+
+class RankMesh(DeviceMesh):
+    """A DeviceMesh whose ranks are those of a mesh of procs."""
+
+    def get_rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """The coordinate of this rank along a dimension."""
+        names = self.mesh_dim_names or ()
+        place = names.index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0
+        coordinate = self.get_coordinate()
+        assert coordinate is not None
+        return coordinate[place]
+
+
+def make_device_mesh(
+    ranks: torch.Tensor, names: tuple[str, ...], rank: int, key: str, backend_of: Callable[[tuple[int, ...]], Any]
+) -> RankMesh:
+    """The DeviceMesh in which *rank* takes part.
+
+    Args:
+        ranks: ranks by coordinates.
+        names: names of the dimensions.
+        rank: this one.
+        key: makes the names of process groups differ from those of other engines.
+        backend_of: the gloo backend of some ranks, in order.
+    """
+    for name in _QUIET:  # they advise those who write SPMD programs
+        logging.getLogger(name).setLevel(logging.ERROR)
+    mesh = RankMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    mesh._dim_group_names = []
+    for place in range(ranks.ndim):
+        line = ranks[tuple(slice(None) if at == place else own for at, own in enumerate(coordinate))]
+        members = tuple(line.tolist())
+        group = _process_group(members, rank, f"{key}-{'-'.join(map(str, members))}", backend_of)
+        mesh._pg_registry[group.group_name] = group
+        mesh._dim_group_names.append(group.group_name)
+    return mesh
+
+
+def _process_group(members: tuple[int, ...], rank: int, name: str, backend_of: Callable[[tuple[int, ...]], Any]) -> Any:
+    try:
+        return _c10d._resolve_process_group(name)
+    except RuntimeError:  # not made yet
+        pass
+    group = _GroupOf(_dist.HashStore(), members.index(rank), len(members))
+    group._register_backend(torch.device("cpu"), _GroupOf.BackendType.GLOO, backend_of(members))
+    group._set_default_backend(_GroupOf.BackendType.GLOO)
+    group._set_group_name(name)
+    group._set_group_desc(name)
+    _c10d._register_process_group(name, group)
+    return group

@@ -1,0 +1,107 @@
+"""The operators whose rules in DTensor are used, by `python -m tests.system.tensor.sweep`; do not edit."""
+
+from __future__ import annotations
+
+__all__ = ["REGULAR", "TORCH", "TRUSTED"]
+
+TORCH = "2.13.0"
+"""The version that the sweep ran with."""
+
+TRUSTED = frozenset(
+    {
+        "aten._log_softmax.default",
+        "aten._log_softmax_backward_data.default",
+        "aten._softmax.default",
+        "aten._softmax_backward_data.default",
+        "aten._to_copy.default",
+        "aten._unsafe_view.default",
+        "aten.abs.default",
+        "aten.add.Scalar",
+        "aten.add.Tensor",
+        "aten.add_.Scalar",
+        "aten.add_.Tensor",
+        "aten.addcdiv_.default",
+        "aten.addcmul_.default",
+        "aten.addmm.default",
+        "aten.alias.default",
+        "aten.bmm.default",
+        "aten.cat.default",
+        "aten.clamp.default",
+        "aten.clone.default",
+        "aten.copy_.default",
+        "aten.detach.default",
+        "aten.div.Scalar",
+        "aten.div.Tensor",
+        "aten.div_.Scalar",
+        "aten.div_.Tensor",
+        "aten.embedding.default",
+        "aten.embedding_dense_backward.default",
+        "aten.eq.Scalar",
+        "aten.exp.default",
+        "aten.expand.default",
+        "aten.fill_.Tensor",
+        "aten.gelu.default",
+        "aten.gelu_backward.default",
+        "aten.gt.Scalar",
+        "aten.gt.Tensor",
+        "aten.le.Scalar",
+        "aten.le.Tensor",
+        "aten.lerp_.Scalar",
+        "aten.linalg_vector_norm.default",
+        "aten.log.default",
+        "aten.lt.Scalar",
+        "aten.lt.Tensor",
+        "aten.maximum.default",
+        "aten.mean.default",
+        "aten.mean.dim",
+        "aten.mm.default",
+        "aten.mul.Scalar",
+        "aten.mul.Tensor",
+        "aten.mul_.Tensor",
+        "aten.native_layer_norm.default",
+        "aten.ne.Scalar",
+        "aten.ne.Tensor",
+        "aten.neg.default",
+        "aten.ones_like.default",
+        "aten.permute.default",
+        "aten.pow.Tensor_Scalar",
+        "aten.pow.Tensor_Tensor",
+        "aten.reciprocal.default",
+        "aten.relu.default",
+        "aten.rsqrt.default",
+        "aten.select.int",
+        "aten.sigmoid.default",
+        "aten.sigmoid_backward.default",
+        "aten.silu.default",
+        "aten.silu_backward.default",
+        "aten.slice.Tensor",
+        "aten.split.Tensor",
+        "aten.sqrt.default",
+        "aten.squeeze.default",
+        "aten.squeeze.dim",
+        "aten.stack.default",
+        "aten.sub.Scalar",
+        "aten.sub.Tensor",
+        "aten.sub_.Tensor",
+        "aten.sum.default",
+        "aten.sum.dim_IntList",
+        "aten.t.default",
+        "aten.tanh.default",
+        "aten.tanh_backward.default",
+        "aten.threshold_backward.default",
+        "aten.transpose.int",
+        "aten.unbind.int",
+        "aten.unsqueeze.default",
+        "aten.where.self",
+        "aten.zero_.default",
+        "aten.zeros_like.default",
+    }
+)
+"""Never wrong."""
+
+REGULAR = frozenset(
+    {
+        "aten.view.default",
+    }
+)
+"""Never wrong where all shards of a tensor have one size; see `rules`."""

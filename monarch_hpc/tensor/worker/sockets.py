@@ -1,0 +1,51 @@
+"""Cuts the connections of gloo, whose own abort leaves a waiting collective waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+__all__ = ["cut_connections", "listening_ports"]
+
+
+def listening_ports() -> set[int]:
+    """The ports on which this process listens for TCP connections."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), _opened(descriptor) as one:
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.add(int(one.getsockname()[1]))
+    return found
+
+
+def cut_connections(ports: set[int]) -> int:
+    """Shut down the TCP connections of this process from or to one of *ports*; return their number.
+
+    gloo accepts on its listener and dials those of its peers, so that either end of each of its connections has one of
+    these ports. Other connections of the process are left alone.
+    """
+    num = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), _opened(descriptor) as one:
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+            if {int(one.getsockname()[1]), int(one.getpeername()[1])} & ports:
+                one.shutdown(socket.SHUT_RDWR)
+                num += 1
+    return num
+
+
+def _opened(descriptor: str) -> socket.socket:
+    """A second descriptor of a TCP socket.
+
+    Raises:
+        OSError: it is not one.
+    """
+    if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+        raise OSError("not a socket")
+    one = socket.socket(fileno=os.dup(int(descriptor)))
+    if one.type != socket.SOCK_STREAM or one.family not in (socket.AF_INET, socket.AF_INET6):
+        one.close()
+        raise OSError("not a TCP socket")
+    return one

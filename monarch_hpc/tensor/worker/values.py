@@ -1,0 +1,86 @@
+"""The values of one rank by number, and the marks of those that could not be made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+__all__ = ["Dependent", "Failure", "Values"]
+
+
+class Failure:
+    """Takes the place of a value whose operation failed.
+
+    Attributes:
+        root: sequence number of the operation that failed first.
+    """
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+
+
+class Dependent(Exception):
+    """An operation is not run because an argument is a `Failure`.
+
+    Args:
+        root: sequence number of the operation that failed first.
+    """
+
+    def __init__(self, root: int) -> None:
+        super().__init__(root)
+        self.root = root
+
+
+class Values(dict[int, Any]):
+    """Values by number.
+
+    Attributes:
+        num_failed: number of failures among them; while it is 0, arguments need no check.
+        grads: failures of gradients, by number of their leaf.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({0: None})
+        self.num_failed = 0
+        self.grads: dict[int, Failure] = {}
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """Drop values."""
+        for number in numbers:
+            if type(self.pop(number, None)) is Failure:
+                self.num_failed -= 1
+            if self.grads:
+                self.grads.pop(number, None)
+
+    def check(self, numbers: Iterable[int]) -> None:
+        """Check the arguments of an operation.
+
+        Raises:
+            Dependent: one of them failed.
+        """
+        for number in numbers:
+            value = self.get(number)
+            if type(value) is Failure:
+                raise Dependent(value.root)
+
+    def fail(self, root: int, results: Iterable[int], written: Iterable[int]) -> None:
+        """Mark the results of a failed operation, and all values that share memory with those it writes to."""
+        failure = Failure(root)
+        hit = {_storage(value) for number in written if isinstance(value := self.get(number), torch.Tensor)}
+        spoilt = [n for n, value in self.items() if isinstance(value, torch.Tensor) and _storage(value) in hit]
+        for number in (*results, *spoilt):
+            if type(self.get(number)) is not Failure:
+                self.num_failed += 1
+            self[number] = failure
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    tensor = getattr(tensor, "_local_tensor", tensor)  # of a sharded one
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # a sparse tensor has none
+        return id(tensor)

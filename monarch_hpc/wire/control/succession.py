@@ -1,0 +1,70 @@
+"""Messages by which agents elect the head of the next term, see `supervision.succession`.
+
+Incarnations are decimal strings: JSON has no u64. That of the sender is the channel's peer's.
+"""
+
+from __future__ import annotations
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.wire.control.message import Message
+
+__all__ = ["Acknowledge", "Announce", "AskVoice", "GiveVoice", "Rules"]
+
+
+@dataclass(frozen=True, slots=True)
+class Announce(Message):
+    """Head to agents: the electorate; see `supervision.electorate.Electorate`.
+
+    Args:
+        hosts: the voices of the hosts, by rank.
+        before: those before a change that is not complete; empty if there is none.
+        heeds_slurm: see `Electorate`.
+    """
+
+    term: int
+    number: int
+    hosts: list[str]
+    before: list[str]
+    heeds_slurm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge(Message):
+    """Agent to head: the electorate of this term and number is known."""
+
+    term: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskVoice(Message):
+    """Candidate to agents: give me your voice for *term*; I count by an electorate of this term and number."""
+
+    term: int
+    electorate_term: int
+    electorate_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveVoice(Message):
+    """Agent to candidate: the voice for *term*, if *given*; *known_term* is the highest that the agent knows."""
+
+    term: int
+    given: bool
+    known_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rules(Message):
+    """Head of *term*, or an agent that follows it, to agents: this host's agent is the head.
+
+    Args:
+        head: the head's incarnation.
+        rank: rank of its host.
+        addresses: those of its agent.
+    """
+
+    term: int
+    head: str
+    rank: int
+    addresses: list[str]

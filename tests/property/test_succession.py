@@ -1,0 +1,246 @@
+"""No interleaving of losses, delays and splits makes two heads of a term, or an agent that takes orders of two.
+
+Messages that were sent can be delivered at any time, any number of times, or never: that covers losses, delays,
+repetitions and splits. Slurm may say at any time that a head's host has left the job, also of one that lives.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_hpc.supervision.electorate import Electorate, Voters
+from monarch_hpc.supervision.succession import Ballot, Candidacy, Part, Patience, Succession
+
+OWNER = 100
+PATIENCE = Patience(1.0, 30.0, 600.0)
+Action = Callable[["World"], None]
+
+
+class ContradictionError(Exception):
+    """Two heads of a term, or an agent with orders of two."""
+
+
+class World:
+    """The agents 1 to *num_hosts*, the owner of a run, and all messages that were ever sent."""
+
+    def __init__(self, num_hosts: int, max_term: int, mutant: type = Succession, *, heeds_slurm: bool = True) -> None:
+        machine = mutant if issubclass(mutant, Succession) else type("Agent", (mutant, Succession), {})
+        ballot = Ballot if issubclass(mutant, Succession) else type("Owner", (mutant, Ballot), {})
+        self.agents: dict[int, Succession] = {own: machine(own, PATIENCE) for own in range(1, num_hosts + 1)}
+        self.ballot: Ballot = ballot(OWNER)
+        self.max_term = max_term
+        self.asked: set[Candidacy] = set()
+        self.given: set[tuple[int, int, int]] = set()  # term, candidate, voice
+        self.announced: set[Electorate] = set()
+        self.acknowledged: set[tuple[tuple[int, int], int]] = set()
+        self.heads: dict[int, int] = {1: 1}
+        self.orders: dict[int, tuple[int, int]] = {}
+        self.agents[1].found(Voters(tuple(self.agents), OWNER), 0.0, heeds_slurm=heeds_slurm)
+        self._announce(1)
+        for voter in (self.ballot, *self.agents.values()):
+            if voter.own != 1:
+                voter.follow(1, 1)
+                self._hear(voter, next(iter(self.announced)))
+
+    def copy(self) -> World:
+        """A world that changes by itself."""
+        other = copy.copy(self)
+        other.ballot = copy.copy(self.ballot)
+        other.agents = {own: copy.copy(agent) for own, agent in self.agents.items()}
+        for agent in other.agents.values():
+            agent._voices, agent._acknowledged = set(agent._voices), set(agent._acknowledged)
+        for name in ("asked", "given", "announced", "acknowledged"):
+            setattr(other, name, set(getattr(self, name)))
+        other.heads, other.orders = dict(self.heads), dict(self.orders)
+        return other
+
+    def key(self) -> object:
+        """Equal for worlds with the same future."""
+        agents = tuple(
+            (agent.part, agent.term, agent.choice, agent.has_head, agent.electorate, agent.head_gone)
+            for agent in self.agents.values()
+        )
+        ballot = self.ballot.term, self.ballot.choice, self.ballot.has_head, self.ballot.electorate
+        messages = frozenset(self.asked), frozenset(self.given), frozenset(self.announced), frozenset(self.acknowledged)
+        return agents, ballot, messages, frozenset(self.heads.items()), frozenset(self.orders.items())
+
+    def actions(self) -> list[list[Action]]:
+        """All that can happen next and changes something, by kind."""
+        kinds: list[list[Action]] = [[] for _ in range(7)]
+        lose, stand, gone, elect, change, ask, order = kinds
+        for own, agent in self.agents.items():
+            if agent.part is Part.FOLLOWS:
+                lose.append(partial(World.lose, voice=own))
+            if agent.part is Part.SEEKS and agent.term < self.max_term:
+                stand.append(partial(World.stand, own=own))
+            if agent.part is Part.SEEKS and not agent.head_gone:
+                gone.append(partial(World.say_gone, own=own))
+            if agent.part is Part.SEEKS and any(one[:2] == (agent.term, own) for one in self.given):
+                elect.append(partial(World.elect, own=own))
+            if agent.part is Part.RULES:
+                change += [partial(World.change, own=own, lost=lost) for lost in (0, *self.agents) if lost != own]
+        if self.ballot.has_head:
+            lose.append(partial(World.lose, voice=OWNER))
+        for voice in (OWNER, *self.agents):
+            voter = self.voter(voice)
+            for candidacy in sorted(self.asked, key=str):
+                if voice != candidacy.candidate and not voter.has_head and candidacy.term >= voter.term:
+                    ask.append(partial(World.ask, voice=voice, candidacy=candidacy))
+            for electorate in sorted(self.announced, key=lambda each: (each.order, each.head)):
+                if (electorate.order, voice) not in self.acknowledged:
+                    order.append(partial(World.order, voice=voice, electorate=electorate))
+        return [kind for kind in kinds if kind]
+
+    def voter(self, voice: int) -> Ballot:
+        """The ballot of a voice."""
+        return self.ballot if voice == OWNER else self.agents[voice]
+
+    def lose(self, voice: int) -> None:
+        """A follower loses contact with its head."""
+        voter = self.voter(voice)
+        if isinstance(voter, Succession):
+            voter.lose_at(voter.term, voter.choice, 0.0)
+        else:
+            voter.lose(voter.term, voter.choice)
+
+    def stand(self, own: int) -> None:
+        """An agent becomes a candidate."""
+        if (candidacy := self.agents[own].stand(0.0)) is not None:
+            self.asked.add(candidacy)
+
+    def say_gone(self, own: int) -> None:
+        """Slurm says to an agent that the host of its head has left the job."""
+        self.agents[own].head_gone = True
+
+    def ask(self, voice: int, candidacy: Candidacy) -> None:
+        """A candidate's request reaches a voter."""
+        voter = self.voter(voice)
+        gives = voter.give_at(candidacy, 0.0) if isinstance(voter, Succession) else voter.give(candidacy)
+        if gives:
+            self.given.add((candidacy.term, candidacy.candidate, voice))
+        elif isinstance(voter, Succession):
+            voter.see_term(min(candidacy.term - 1, self.max_term))
+
+    def elect(self, own: int) -> None:
+        """The voices reach a candidate; it becomes the head if they suffice."""
+        agent = self.agents[own]
+        for term, candidate, voice in self.given:
+            if candidate == own:
+                agent.count(term, voice)
+        if agent.rule(0.0):
+            if self.heads.setdefault(agent.term, own) != own:
+                raise ContradictionError(f"heads {self.heads[agent.term]} and {own} of term {agent.term}")
+            self._announce(own)
+
+    def change(self, own: int, lost: int) -> None:
+        """A head has heard the acknowledgements, and lost a host."""
+        agent = self.agents[own]
+        for order, voice in self.acknowledged:
+            agent.acknowledge(order, voice)
+        if agent.change(Voters(tuple(voice for voice in self.agents if voice != lost), OWNER)) is not None:
+            self._announce(own)
+
+    def order(self, voice: int, electorate: Electorate) -> None:
+        """A head's message reaches an agent, which follows it and carries out its order, or refuses."""
+        voter, sent = self.voter(voice), (electorate.term, electorate.head)
+        if voice == electorate.head or not voter.follow(*sent):
+            return
+        self._hear(voter, electorate)
+        if voter.takes_orders(*sent):
+            last = self.orders.get(voice, (0, 0))
+            if sent < last or (sent[0] == last[0] and sent != last):
+                raise ContradictionError(f"{voice} takes the orders of {sent} after those of {last}")
+            self.orders[voice] = sent
+
+    def _announce(self, own: int) -> None:
+        electorate = self.agents[own].electorate
+        assert electorate is not None
+        self.announced.add(electorate)
+
+    def _hear(self, voter: Ballot, electorate: Electorate) -> None:
+        if voter.announce(electorate):
+            self.acknowledged.add((electorate.order, voter.own))
+
+
+class GivesTwice(Ballot):
+    """Gives its voice to each candidate of a term."""
+
+    def give(self, candidacy: Candidacy) -> bool:
+        """Forget the choice."""
+        if self.term == candidacy.term:
+            self.choice = 0
+        return super().give(candidacy)
+
+
+class ChecksNoTerm(Ballot):
+    """Follows a head whose term is over."""
+
+    def _is_current(self, term: int, head: int) -> bool:
+        return True
+
+
+class ChangesAtOnce(Succession):
+    """Changes the electorate without the consent of the one before."""
+
+    def change(self, voters: Voters) -> Electorate | None:
+        """Do not wait for acknowledgements."""
+        if self.part is not Part.RULES or self.electorate is None or self.electorate.voters == voters:
+            return None
+        self.electorate = replace(self.electorate, number=self.electorate.number + 1, voters=voters)
+        return self.electorate
+
+
+def explore(world: World, max_worlds: int) -> int:
+    """Walk through all interleavings, breadth first; return the number of worlds seen."""
+    seen = {world.key()}
+    edge = [world]
+    while edge and len(seen) < max_worlds:
+        reached = []
+        for one in edge:
+            for action in [action for kind in one.actions() for action in kind]:
+                following = one.copy()
+                action(following)
+                if (key := following.key()) not in seen:
+                    seen.add(key)
+                    reached.append(following)
+        edge = reached
+    return len(seen)
+
+
+def walk(world: World, choices: Sequence[int]) -> None:
+    """Walk along one interleaving."""
+    for choice in choices:
+        if not (kinds := world.actions()):
+            return
+        kind = kinds[choice % len(kinds)]
+        kind[choice // len(kinds) % len(kind)](world)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(3, 5), st.booleans(), st.lists(st.integers(0, 10_000), min_size=30, max_size=120))
+def test_a_term_has_one_head_on_long_walks(num_hosts: int, heeds_slurm: bool, choices: list[int]) -> None:
+    walk(World(num_hosts, 6, heeds_slurm=heeds_slurm), choices)
+
+
+def test_a_term_has_one_head_in_all_short_interleavings() -> None:
+    assert explore(World(3, 2), 2_000) >= 2_000
+
+
+@pytest.mark.parametrize("mutant", [GivesTwice, ChecksNoTerm, ChangesAtOnce])
+def test_the_model_finds_each_mistake(mutant: type) -> None:
+    chance = random.Random(1)
+
+    def search() -> None:
+        for _ in range(2_000):
+            walk(World(chance.randint(4, 5), 3, mutant), [chance.randrange(10_000) for _ in range(120)])
+
+    with pytest.raises(ContradictionError):
+        search()

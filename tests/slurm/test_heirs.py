@@ -1,0 +1,132 @@
+"""The first host of an allocation loses power: programs go on, later ones begin, and the job ends when it shall."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from monarch_hpc.testing import wait_until
+from tests.slurm.commands import FOUR, Alice, alice, until_printed, write
+
+__all__ = ["alice"]
+
+PROGRAM = """
+import sys, time
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+import monarch_hpc.actor
+monarch_hpc.actor.unhandled_fault_hook = lambda failure: print("told", failure, flush=True)
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value):
+        return value
+
+first, ready = sys.argv[1:3]
+hosts = monarch_hpc.hosts()
+names = [entry.name for entry in hosts.entries]
+print("hosts", *names, flush=True)
+living = hosts.slice(hosts=slice(int(first in names), len(names)))
+echo = living.spawn_procs().spawn("echo", Echo)
+print("calls", *echo.echo.call(0).get(60).values(), flush=True)
+if first in names:
+    fresh = None
+    while fresh is None or not fresh.done():
+        assert set(echo.echo.call(1).get(60).values()) == {1}
+        time.sleep(0.05)
+        with open(ready) as file:  # the head's host is off
+            if fresh is None and file.read():
+                fresh = living.spawn_procs().spawn("echo", Echo).echo.call(2)
+    print("fresh", *fresh.get(60).values(), flush=True)
+"""
+
+
+def await_end(alice: Alice, host: str) -> None:
+    """Wait for the end of all jobs, and check that no process is left on a host."""
+    wait_until("the end of the job", alice.jobs, 120.0, accept=lambda jobs: not jobs)
+    assert alice.lab.processes("alice", host) == []
+
+
+def lose_first(alice: Alice, first: str, program: str, num_left: int, env: Mapping[str, str] | None = None) -> None:
+    """Power off the first host while a program runs, and check that it goes on, and that another one can run."""
+    off = write(alice, "off", "")
+    going = alice.start("run", "-a", "dev", program, first, off, env=env)
+    until_printed(going, "calls")
+    alice.lab.kill_host(first)
+    write(alice, "off", "now")
+    out, err = going.communicate(timeout=240)
+    assert going.returncode == 0 and f"fresh {' '.join('2' * num_left)}\n" in out, (out, err)
+    done = alice.run("run", "-a", "dev", program, first, off)
+    assert done.returncode == 0 and f"calls {' '.join('0' * num_left)}\n" in done.stdout, (done.stdout, done.stderr)
+
+
+def test_the_first_hosts_without_power_have_heirs(alice: Alice) -> None:
+    done = alice.run("alloc", "dev", *FOUR)
+    assert done.returncode == 0, done.stderr
+    program = write(alice, "heirs.py", PROGRAM)
+    lose_first(alice, "n1", program, 3)
+    (shown,) = alice.status("dev")
+    assert shown["state"] == "ready"
+    assert {host["name"]: (host["state"], host["head"]) for host in shown["hosts"]} == {  # type: ignore[attr-defined]
+        "n1": ("lost", False),
+        "n2": ("alive", True),
+        "n3": ("alive", False),
+        "n4": ("alive", False),
+    }
+    lose_first(alice, "n2", program, 2)
+    (shown,) = alice.status("dev")
+    assert [host["name"] for host in shown["hosts"] if host["head"]] == ["n3"]  # type: ignore[attr-defined]
+    assert "this agent is the head of term" in alice.run("logs", "dev", "--agents").stdout
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n4")
+
+
+def test_of_two_hosts_the_other_one_leads_once_slurm_has_spoken(alice: Alice) -> None:
+    patient = {"MONARCH_HPC_LIVENESS__FENCE_S": "150"}  # longer than Slurm takes to give up a host
+    done = alice.run("alloc", "dev", "-N", "2", "-w", "n3,n4", "-t", "30", env=patient)
+    assert done.returncode == 0, done.stderr
+    lose_first(alice, "n3", write(alice, "heirs.py", PROGRAM), 1, patient)
+    assert "Slurm says that n3, with the head, has left the job" in alice.run("logs", "dev", "--agents").stdout
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n4")
+
+
+def test_an_heir_that_nobody_uses_cancels_the_job_without_its_batch_script(alice: Alice) -> None:
+    done = alice.run("alloc", "dev", "-N", "3", "-w", "n1,n2,n3", env={"MONARCH_HPC_SLURM__IDLE_MIN": "0.5"})
+    assert done.returncode == 0, done.stderr
+    alice.lab.kill_host("n1")
+    wait_until("the heir", lambda: list(alice.shared.rglob("head.[2-9].json")), 60.0)
+    await_end(alice, "n3")
+    (shown,) = alice.status("dev")
+    assert shown["state"] == "ended: RELEASED: no run and no program for 30 s (config key 'slurm.idle_min')"
+
+
+def test_a_head_without_network_is_followed_and_leaves(alice: Alice) -> None:
+    done = alice.run("alloc", "dev", *FOUR)
+    assert done.returncode == 0, done.stderr
+    program, off = write(alice, "heirs.py", PROGRAM), write(alice, "off", "")
+    going = alice.start("run", "-a", "dev", program, "n1", off)
+    until_printed(going, "calls")
+    alice.lab.link_down("n1")
+    write(alice, "off", "now")
+    wait_until("the heir", lambda: list(alice.shared.rglob("head.[2-9].json")), 60.0)
+    out, err = going.communicate(timeout=120)
+    assert going.returncode == 0 and "fresh 2 2 2\n" in out, (out, err)
+    wait_until("the end of all on n1", lambda: _ours(alice, "n1"), 120.0, accept=lambda left: not left)
+    # Before that, the end of its batch script, which is there, would end the job.
+    wait_until("Slurm's word", lambda: alice.slurm("squeue", "--me", "-h", "-o", "%N"), 180.0, accept=_is_without_first)
+    alice.lab.link_up("n1")
+    done = alice.run("run", "-a", "dev", program, "n1", off)
+    assert done.returncode == 0 and "calls 0 0 0\n" in done.stdout, (done.stdout, done.stderr)
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n4")
+
+
+def _is_without_first(hosts: str) -> bool:
+    return hosts.strip() == "n[2-4]"
+
+
+def _ours(alice: Alice, host: str) -> list[str]:
+    return [command for _, command in alice.lab.processes("alice", host) if "monarch_hpc.agent" in command]

@@ -1,0 +1,41 @@
+"""Reports that an agent tells again to the head of a later term."""
+
+from __future__ import annotations
+
+from monarch_hpc.agent.succession.reports import Reports
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed
+from monarch_hpc.wire.control.runs import RunClosed
+from monarch_hpc.wire.proc_key import ProcKey
+
+
+def ready(rank: int, run: str = "run", incarnation: str = "7") -> ProcReady:
+    return ProcReady(ProcKey(run, 1, rank, 2), 4000, incarnation, ["tcp://10.1.0.2:9"])
+
+
+def ended(rank: int, run: str = "run") -> ProcEnded:
+    return ProcEnded(ProcKey(run, 1, rank, 2), False, "signal SIGSEGV", [])
+
+
+def told(*messages: Message) -> list[Message]:
+    reports = Reports()
+    again: list[Message] = []
+    for message in messages:
+        reports.note(message)
+    reports.tell_again(again.append)
+    return again
+
+
+def test_living_procs_and_the_last_ends_are_told_again() -> None:
+    failed = SpawnFailed(ProcKey("run", 1, 3, 2), "no memory", [])
+    stopped = ProcsStopped("run", 4, 2)
+    life = ProcLife(ProcKey("run", 1, 0, 2), "suspect", 6.0, 15.0)
+    assert told(ready(0), ready(1), life, ended(1), failed, stopped) == [ready(0), ended(1), failed, stopped]
+
+
+def test_the_end_of_an_earlier_life_is_not_told_after_the_next_one() -> None:
+    assert told(ready(0), ended(0), ready(0, incarnation="8")) == [ready(0, incarnation="8")]
+
+
+def test_a_closed_run_is_forgotten() -> None:
+    assert told(ready(0), ended(0), ready(0, "other"), RunClosed("run")) == [ready(0, "other")]

@@ -1,0 +1,67 @@
+"""Slurm's word that a host has left the job: only where the job runs on, and one question at a time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.agent.succession.slurm_word import SlurmWord
+from monarch_hpc.testing import wait_until
+from monarch_hpc.transport.engine.engine import Engine
+
+JOB = "JobId=7 JobName=mh JobState={} Reason=None NodeList={}"
+
+
+def hears(path: Path, job_id: int | None = 7) -> bool:
+    """Ask for n1 twice; return whether it is gone, once all is answered."""
+    engine = Engine()
+    engine.start()
+    said: list[str] = []
+    word = SlurmWord(engine, job_id, {"PATH": f"{path}:/usr/bin:/bin"})
+    asked = threading.Event()
+
+    def ask() -> None:
+        word.ask("n1", lambda: said.append("gone"))
+        word.ask("n1", lambda: said.append("twice"))
+        asked.set()
+
+    try:
+        engine.call_soon(ask)
+        wait_until("both questions", asked.is_set)
+        wait_until("the answer", lambda: {each.name for each in threading.enumerate()}, accept=_is_answered)
+        told = threading.Event()
+        engine.call_soon(told.set)  # after the answer
+        wait_until("all answers", told.is_set)
+    finally:
+        engine.close()
+    assert "twice" not in said
+    return "gone" in said
+
+
+def _is_answered(threads: set[str]) -> bool:
+    return "monarch-succession" not in threads
+
+
+def put(folder: Path, script: str) -> None:
+    command = folder / "scontrol"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("state", "hosts", "gone"),
+    [("RUNNING", "n[2-3]", True), ("RUNNING", "n[1-3]", False), ("RUNNING", "", False), ("COMPLETING", "n2", False)],
+)
+def test_a_host_is_gone_if_the_job_runs_without_it(tmp_path: Path, state: str, hosts: str, *, gone: bool) -> None:
+    put(tmp_path, f"echo '{JOB.format(state, hosts)}'")
+    assert hears(tmp_path) is gone
+
+
+def test_what_cannot_be_asked_says_nothing(tmp_path: Path) -> None:
+    assert not hears(tmp_path)
+    put(tmp_path, "echo lorem ipsum")
+    assert not hears(tmp_path)
+    put(tmp_path, f"echo '{JOB.format('RUNNING', 'n2')}'")
+    assert not hears(tmp_path, None)

@@ -1,0 +1,47 @@
+"""The command lines by which agents are started again, and by which their predecessors are found."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from monarch_hpc.agent.children.predecessor import is_agent_of
+from monarch_hpc.agent.relaunch import agent_words, cpus_of
+from monarch_hpc.slurm.commands.argv import agent_step_argv
+from monarch_hpc.wire.control.allocation import HostEntry
+
+HEAD = ("--rank", "0", "--directory", "/shared/ab", "--attempt", "2", "--num-hosts", "4", "--allocation", "abcd")
+N2 = HostEntry(2, "n2", [], 1, "3.11", "0.1", [0], [], 1, {}, "gpu", 1)
+
+
+def test_an_agent_gets_the_words_of_the_head_and_its_own_place() -> None:
+    words = agent_words((*HEAD, "--group", "cpu", "--component", "0", "--ready", "5"), N2)
+    parser = argparse.ArgumentParser()
+    for name in ("rank", "directory", "attempt", "num-hosts", "allocation", "group", "component", "ready", "held"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--again", action="store_true")
+    found = parser.parse_args(words)
+    assert (found.rank, found.group, found.component, found.ready, found.held) == ("2", "gpu", "1", "-1", "-1")
+    assert (found.directory, found.num_hosts, found.again) == ("/shared/ab", "4", True)
+    command = ["python", "-P", "-m", "monarch_hpc.agent", *words]
+    assert is_agent_of(command, "abcd", 2)
+    assert not is_agent_of(command, "abcd", 0) and not is_agent_of(command, "dcba", 2)
+    assert not is_agent_of(["srun", "bash", "agent.sh", "python", *words], "abcd", 2), "a step is not an agent"
+
+
+def test_its_step_has_one_host_whatever_the_flags_say() -> None:
+    argv = agent_step_argv(7, "n2", {"overlap": True, "nodes": "4", "cpus-per-task": "8", "gres": None}, ["agent"], 1)
+    assert argv[:4] == ("srun", "--jobid=7", "--het-group=1", "--nodelist=n2")
+    assert argv[-1] == "agent"
+    assert {"--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=8"} <= set(argv)
+    assert "--nodes=4" not in argv and not any("gres" in word for word in argv)
+
+
+@pytest.mark.parametrize(
+    ("value", "component", "cpus"),
+    [("8", -1, "8"), ("8(x4)", -1, "8"), ("8(x2),4", -1, None), (None, -1, None), ("16(x2)", 1, "16")],
+)
+def test_it_gets_the_cpus_of_its_host(value: str | None, component: int, cpus: str | None) -> None:
+    name = "SLURM_JOB_CPUS_PER_NODE" + (f"_HET_GROUP_{component}" if component >= 0 else "")
+    assert cpus_of({} if value is None else {name: value}, component) == cpus

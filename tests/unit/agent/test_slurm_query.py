@@ -1,0 +1,50 @@
+"""Slurm's word on an end: at once where there is no Slurm, never later than the limit, and once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monarch_hpc.agent.resources.slurm_query import SlurmQuery
+from monarch_hpc.core.death import Death, DeathKind
+from monarch_hpc.testing import wait_until
+from monarch_hpc.transport.engine.engine import Engine
+
+JOB = "JobId=7 JobName=mh JobState={0} Reason=None NodeList=n[1-2]"
+NODE = "NodeName=n2 State=DOWN* Reason=no power"
+
+
+def ask(job_id: int | None, path: Path, host: str = "") -> list[Death | None]:
+    engine = Engine()
+    engine.start()
+    answers: list[Death | None] = []
+    try:
+        engine.call_soon(lambda: SlurmQuery(engine, job_id, {"PATH": str(path)}).ask(host, answers.append))
+        wait_until("the answer", lambda: len(answers), accept=bool)
+    finally:
+        engine.close()
+    return answers
+
+
+def put(folder: Path, script: str) -> None:
+    command = folder / "scontrol"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o700)
+
+
+def test_without_a_job_or_commands_nothing_is_known(tmp_path: Path) -> None:
+    assert ask(None, tmp_path) == [None]
+    assert ask(7, tmp_path) == [None]
+
+
+def test_the_job_and_the_host_are_asked_for(tmp_path: Path) -> None:
+    put(tmp_path, f'case "$*" in *node*) echo "{NODE}";; *) echo "{JOB.format("RUNNING")}";; esac')
+    assert ask(7, tmp_path) == [None]
+    (death,) = ask(7, tmp_path, "n2")
+    assert death is not None and (death.kind, death.host) == (DeathKind.NODE_FAILURE, "n2")
+
+
+def test_one_that_hangs_or_talks_nonsense_is_no_answer(tmp_path: Path) -> None:
+    put(tmp_path, "echo lorem ipsum")
+    assert ask(7, tmp_path) == [None]
+    put(tmp_path, "exec sleep 600")
+    assert ask(7, tmp_path) == [None]

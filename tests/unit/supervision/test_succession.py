@@ -1,0 +1,101 @@
+"""An agent's part in a succession: its turn, its voice, and when it stops; all interleavings are in tests/property."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_hpc.supervision.electorate import Voters
+from monarch_hpc.supervision.succession import Ballot, Candidacy, Duty, Part, Patience, Succession
+
+PATIENCE = Patience(1.0, 30.0, 600.0)
+OWNER = 100
+
+
+@pytest.fixture
+def agents() -> dict[int, Succession]:
+    """Four agents, of which the first rules term 1."""
+    agents = {own: Succession(own, PATIENCE) for own in (1, 2, 3, 4)}
+    agents[1].found(Voters((1, 2, 3, 4), OWNER), 0.0)
+    electorate = agents[1].electorate
+    assert electorate is not None
+    for own in (2, 3, 4):
+        assert agents[own].follow(1, 1) and agents[own].announce(electorate)
+    return agents
+
+
+def test_the_lowest_rank_stands_first(agents: dict[int, Succession]) -> None:
+    for own in (2, 3, 4):
+        assert agents[own].lose_at(1, 1, 10.0)
+    assert [agents[own].due(10.0) for own in (2, 3, 4)] == [Duty.STAND, None, None]
+    assert [agents[own].due(11.0) for own in (3, 4)] == [Duty.STAND, None]
+    assert agents[2].stand(10.0) == Candidacy(2, 2, (1, 1))
+    assert [agents[2].due(at_s) for at_s in (11.9, 12.0)] == [None, Duty.STAND]
+
+
+def test_the_others_may_notice_the_loss_later(agents: dict[int, Succession]) -> None:
+    agents[2].lose_at(1, 1, 10.0, 25.0)
+    agents[3].lose_at(1, 1, 10.0, 9.0)
+    assert [agents[own].due(40.0) for own in (2, 3)] == [Duty.STAND, Duty.FENCE]
+    assert agents[2].due(55.0) is Duty.FENCE
+
+
+def test_a_head_is_elected_once_and_followed(agents: dict[int, Succession]) -> None:
+    for own in (2, 3):
+        agents[own].lose_at(1, 1, 10.0)
+    candidacy = agents[2].stand(10.0)
+    assert candidacy is not None
+    assert [agents[own].give_at(candidacy, 10.0) for own in (3, 4)] == [True, False]  # one hears the head
+    assert agents[3].due(11.0) is None  # it waits for its candidate
+    agents[2].count(2, 3)
+    assert not agents[2].rule(10.0)
+    assert not agents[3].give_at(Candidacy(2, 4, (1, 1)), 10.0)
+    owner = Ballot(OWNER)
+    assert owner.give(candidacy) and not owner.give(Candidacy(2, 3, (1, 1)))
+    agents[2].count(2, OWNER)
+    assert agents[2].rule(10.0) and not agents[2].rule(10.0)
+    assert agents[4].follow(2, 2) and not agents[4].takes_orders(1, 1) and not agents[4].follow(1, 1)
+    assert agents[2].electorate is not None
+    assert agents[4].announce(agents[2].electorate)
+    assert not agents[4].give(Candidacy(3, 3, (1, 1)))
+
+
+def test_a_candidate_learns_of_later_terms(agents: dict[int, Succession]) -> None:
+    agents[2].lose_at(1, 1, 10.0)
+    agents[2].stand(10.0)
+    agents[2].see_term(7)
+    agents[2].count(2, 3)
+    assert not agents[2].rule(10.0)
+    assert agents[2].stand(11.0) == Candidacy(8, 2, (1, 1))
+
+
+def test_a_head_in_the_minority_stops_and_leaves(agents: dict[int, Succession]) -> None:
+    head = agents[1]
+    head.hear(frozenset({1, 2, OWNER}), 100.0)
+    head.hear(frozenset({1, 2}), 120.0)
+    assert head.due(129.9) is None
+    assert (head.due(130.0), head.part) == (Duty.FENCE, Part.FENCED)
+    assert [head.due(at_s) for at_s in (131.0, 729.0, 730.0)] == [None, None, Duty.LEAVE]
+    assert not head.follow(2, 2) and not head.give_at(Candidacy(2, 2, (1, 1)), 131.0)
+
+
+def test_an_agent_without_a_head_stops(agents: dict[int, Succession]) -> None:
+    assert not agents[4].lose_at(2, 2, 10.0)
+    agents[4].lose_at(1, 1, 10.0)
+    assert agents[4].due(40.0) is Duty.FENCE
+    assert agents[4].stand(41.0) is None
+
+
+def test_the_electorate_changes_when_most_have_acknowledged_it(agents: dict[int, Succession]) -> None:
+    head, fewer = agents[1], Voters((1, 2, 3), OWNER)
+    assert head.change(fewer) is None
+    for own in (2, 3):
+        head.acknowledge((1, 1), own)
+    joint = head.change(fewer)
+    assert joint is not None and joint.before is not None
+    head.acknowledge((1, 1), 4)
+    assert head.change(fewer) is None
+    for own in (2, 3):
+        assert agents[own].announce(joint)
+        head.acknowledge(joint.order, own)
+    settled = head.change(fewer)
+    assert settled is not None and settled.before is None and settled.voters == fewer
