@@ -116,6 +116,8 @@ def test_a_head_without_network_is_followed_and_leaves(alice: Alice) -> None:
     wait_until("the end of all on n1", lambda: _ours(alice, "n1"), 120.0, accept=lambda left: not left)
     # Before that, the end of its batch script, which is there, would end the job.
     wait_until("Slurm's word", lambda: alice.slurm("squeue", "--me", "-h", "-o", "%N"), 180.0, accept=_is_without_first)
+    # With that word slurmctld kills the batch script, as long as it tries to reach n1; its end, too, would end the job.
+    wait_until("the last message to n1", lambda: alice.slurm("sdiag"), 180.0, accept=_sends_nothing)
     alice.lab.link_up("n1")
     done = alice.run("run", "-a", "dev", program, "n1", off)
     assert done.returncode == 0 and "calls 0 0 0\n" in done.stdout, (done.stdout, done.stderr)
@@ -130,3 +132,9 @@ def _is_without_first(hosts: str) -> bool:
 
 def _ours(alice: Alice, host: str) -> list[str]:
     return [command for _, command in alice.lab.processes("alice", host) if "monarch_hpc.agent" in command]
+
+
+def _sends_nothing(statistics: str) -> bool:
+    """Whether nobody in slurmctld ("agents", to `sdiag`) has a message for a host."""
+    counts = [line.split(":")[1] for line in statistics.splitlines() if line.startswith("Agent ")]
+    return len(counts) == 3 and {int(count) for count in counts} == {0}
