@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Iterator, Mapping
 from types import FrameType
@@ -33,11 +34,13 @@ _READ_BYTES = 16 << 10
 _CAPACITY = 64
 """Chunks of output in flight; a command that prints without end is slowed to the terminal's pace, as anywhere."""
 _HANG_UP_S = 2.0
-"""Time between SIGHUP, which ends a shell, and SIGKILL."""
+"""Time between SIGHUP, which ends a shell, and SIGKILL; time in which the last output is read after a shell's end."""
 _END_OF_INPUT = b"\x04"  # Ctrl-D
 _LAST_COMMAND_S = 2.0
 """Time that a running command may take to end after the end of input; then the terminal is hung up. Ctrl-D ends what
 reads, and a command that was piped in ends by itself; without a limit, one that does neither would be waited for."""
+_LOOK_S = 0.2
+"""Time between two looks whether a shell has ended whose terminal another process keeps open."""
 _USUAL_SIZE = 24, 80
 """Lines and columns of a terminal that does not report its size."""
 
@@ -48,6 +51,8 @@ class _Shell(Actor):
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._master = -1
+        self._last_s: float | None = None
+        """When the output of jobs that outlive the shell is no longer shown, by the monotonic clock."""
 
     @endpoint
     def start(
@@ -91,10 +96,19 @@ class _Shell(Actor):
     def _print(self, output: Port[bytes | int], process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(PortClosed):
             with contextlib.suppress(OSError):  # EIO: no process has the terminal open any more
-                while data := os.read(self._master, _READ_BYTES):
+                while data := self._read(process):
                     output.send(data)
             code = process.wait()
             output.send(code if code >= 0 else 128 - code)
+
+    def _read(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Wait for output and return it; empty at its end, and once the shell has ended, whose jobs may go on."""
+        while process.poll() is None:
+            if select.select([self._master], [], [], _LOOK_S)[0]:
+                return os.read(self._master, _READ_BYTES)
+        self._last_s = self._last_s or time.monotonic() + _HANG_UP_S
+        is_more = time.monotonic() < self._last_s and select.select([self._master], [], [], 0.0)[0]
+        return os.read(self._master, _READ_BYTES) if is_more else b""
 
     def _type(self, receiver: PortReceiver[bytes | tuple[int, int]]) -> None:
         with receiver, contextlib.suppress(OSError, RuntimeError):  # the shell, or the proc, has ended

@@ -227,11 +227,12 @@ def run(
 
 def _set_up(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     os.setsid()
-    # A shell's background jobs ignore these, and so would all their children: Ctrl-C would not end commands of a shell
-    # on this host.
+    # A shell's background jobs ignore the first two, and what nohup starts ignores SIGHUP; so would all their children:
+    # neither Ctrl-C nor the end of its terminal would end commands of a shell on this host. A session of its own has no
+    # terminal that could hang up on the proc.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     end_s = time.monotonic() + _REPARENT_S
     while os.getppid() != agent_pid:
         if time.monotonic() > end_s:

@@ -216,6 +216,7 @@ SHELL = (
     + """
 import faulthandler, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of all that a shell starts in the background
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as of all that nohup starts
 state = LocalJob().state()
 code = shell(state.hosts, env={"FLAVOUR": "mint", "SHELL": "/bin/sh", "PS1": "ready "}, workdir="/")
 print("code", code, flush=True)
@@ -309,6 +310,19 @@ def test_the_end_of_input_hangs_up_on_a_command_that_runs(programs: Programs) ->
     program.stdin.close()
     programs.until(program, "code ")
     assert program.wait(PATIENCE_S) == 0
+
+
+def test_a_shell_ends_although_a_job_keeps_its_terminal(programs: Programs) -> None:
+    program = programs.start(SHELL, stdin=subprocess.PIPE)
+    assert program.stdin is not None
+    program.stdin.write("(trap '' HUP; echo be''gun; while :; do echo more; sleep 0.01; done) &\n")
+    program.stdin.flush()
+    programs.until(program, "begun")
+    program.stdin.write("exit 3\n")
+    program.stdin.flush()
+    programs.until(program, "code 3")
+    assert program.wait(PATIENCE_S) == 0
+    programs.until_left()
 
 
 def test_a_shell_needs_one_host(programs: Programs) -> None:
