@@ -10,7 +10,7 @@ from monarch_hpc.config import Config
 from monarch_hpc.config.schema import FabricConfig, LogsConfig, ProcsConfig, RecordingConfig, TransportConfig, UcxConfig
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.ids import SlurmIds
-from monarch_hpc.supervision.lease import Lease
+from monarch_hpc.supervision.liveness import Lease
 
 __all__ = ["ProcSettings"]
 

@@ -43,7 +43,7 @@ from monarch_hpc.core.death import Death
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.attach.attach import Attachment, attach
-from monarch_hpc.attach.heir import seek_heir
+from monarch_hpc.attach.heir_search import seek_heir
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
-from monarch_hpc.supervision.lease import Lease
+from monarch_hpc.supervision.liveness import Lease
 from monarch_hpc.telemetry.observer import Witness, open_witness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.supervision.liveness import Lease, Liveness
 from monarch_hpc.supervision.standstill import STOPPED, Standstill
 
 __all__ = ["STOPPED", "Lease", "Liveness", "Standstill"]

@@ -6,7 +6,7 @@ answers no messages, and is well.
 
 from __future__ import annotations
 
-from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.supervision.liveness import Lease, Liveness
 
 __all__ = ["STOPPED", "Standstill"]
 

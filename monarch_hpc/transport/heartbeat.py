@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch_hpc.core.errors import TransportError
-from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.supervision.liveness import Lease, Liveness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame, Kind

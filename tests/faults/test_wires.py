@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from monarch_hpc.core.ids import Role
-from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.supervision.liveness import Lease, Liveness
 from monarch_hpc.testing.faults import FaultyWire
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.heartbeat import Heartbeat

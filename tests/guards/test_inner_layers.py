@@ -25,7 +25,7 @@ INNER = {
     "attach": (
         {"job_end", "program_client"},
         {"sql"},
-        {"attach", "embedded", "heir", "sql_engine", "workers"},
+        {"attach", "embedded", "heir_search", "sql_engine", "workers"},
         {"local_agents", "program_order", "slurm_relay"},
     ),
     "actor": (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.actor.casts.merge import Merge
+from monarch_hpc.actor.casts.send_order import SendOrder
 from monarch_hpc.agent.casts.tree import branches, narrow, position_of, rank_at
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.shape import Extent, Region
@@ -191,31 +191,31 @@ def test_two_streams_become_what_was_sent(sent: list[str], chance: random.Random
                 told = number
             direct.append(("item", 0, item))
             dirty = True
-    merge: Merge[int] = Merge()
+    send_order: SendOrder[int] = SendOrder()
     out: list[int] = []
     while direct or casts:
         if direct and (not casts or chance.random() < 0.5):
             kind, about, item = direct.pop(0)
             if kind == "item":
-                out += merge.direct(item)
+                out += send_order.direct(item)
             else:
-                out += merge.mark(Mark.BEFORE if kind == "before" else Mark.AFTER, about)
+                out += send_order.mark(Mark.BEFORE if kind == "before" else Mark.AFTER, about)
         else:
             about, item, waits = casts.pop(0)
-            out += merge.cast(about, item, waits=waits) or []
+            out += send_order.cast(about, item, waits=waits) or []
     assert out == list(range(len(sent)))
-    assert merge.num_held == 0
+    assert send_order.num_held == 0
 
 
 def test_what_does_not_come_holds_up_nothing_once_that_is_said() -> None:
-    merge: Merge[str] = Merge()
-    assert merge.mark(Mark.AFTER, 2) == []
-    assert merge.direct("direct") == []
-    assert merge.cast(1, "one", waits=False) == ["one"]
-    assert merge.mark(Mark.SKIP, 2) == ["direct"]
-    assert merge.cast(2, "two", waits=False) is None
-    assert merge.cast(3, "three", waits=True) == []
-    assert merge.cut() == ["three"]
+    send_order: SendOrder[str] = SendOrder()
+    assert send_order.mark(Mark.AFTER, 2) == []
+    assert send_order.direct("direct") == []
+    assert send_order.cast(1, "one", waits=False) == ["one"]
+    assert send_order.mark(Mark.SKIP, 2) == ["direct"]
+    assert send_order.cast(2, "two", waits=False) is None
+    assert send_order.cast(3, "three", waits=True) == []
+    assert send_order.cut() == ["three"]
 
 
 # ---- routers ----

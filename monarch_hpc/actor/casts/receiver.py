@@ -6,8 +6,8 @@ import contextlib
 from _thread import RLock
 from collections.abc import Callable
 
-from monarch_hpc.actor.casts.merge import Merge
 from monarch_hpc.actor.casts.reduction import combine
+from monarch_hpc.actor.casts.send_order import SendOrder
 from monarch_hpc.actor.cell.cancellation import LIMITED
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.messages.connections import Connections
@@ -86,7 +86,7 @@ class CastReceiver:
         # Held during delivery, so that two threads cannot reorder messages. Reentrant: a delivery may send to itself.
         self._lock = RLock()
         self._lines: dict[tuple[int, int], CastLine] = {}  # calls not handled yet, by sender and number
-        self._senders: dict[int, Merge[Callable[[], None]]] = {}
+        self._senders: dict[int, SendOrder[Callable[[], None]]] = {}
         self._marks: dict[int, int] = {}  # names of senders in the records
         self._handled: list[Note] = []
         self._handled_bytes = 0
@@ -97,11 +97,11 @@ class CastReceiver:
 
     def take_direct(self, channel: MessageLink, frame: Frame) -> bool:
         """Take a direct message if its sender also casts, and deliver it in order; False for other senders."""
-        merge = self._senders.get(self._sender(channel))
-        if merge is None:
+        order = self._senders.get(self._sender(channel))
+        if order is None:
             return False
         with self._lock:
-            self._deliver(merge.direct(lambda: self._dispatch(channel, frame)))
+            self._deliver(order.direct(lambda: self._dispatch(channel, frame)))
         return True
 
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
@@ -125,7 +125,7 @@ class CastReceiver:
         except ValueError:
             return
         with self._lock:
-            self._deliver(self._merge(self._sender(channel)).mark(mark, frame.reply))
+            self._deliver(self._order_of(self._sender(channel)).mark(mark, frame.reply))
 
     def on_cast(self, channel: MessageLink, frame: Frame) -> None:
         """Handle a cast from the agent."""
@@ -137,7 +137,7 @@ class CastReceiver:
         if cast.kind is Kind.CALL:
             self._lines[cast.origin, cast.number] = line
         with self._lock:
-            ready = self._merge(cast.origin).cast(
+            ready = self._order_of(cast.origin).cast(
                 cast.number,
                 lambda: self._take(line),
                 waits=self._connections.own.rank in cast.waits,
@@ -170,16 +170,16 @@ class CastReceiver:
 
     def on_lost(self, incarnation: int) -> None:
         """Handle the end of the channel to a sender."""
-        merge = self._senders.get(incarnation)
-        if merge is not None:
+        order = self._senders.get(incarnation)
+        if order is not None:
             with self._lock:
-                self._deliver(merge.cut())
+                self._deliver(order.cut())
 
-    def _merge(self, sender: int) -> Merge[Callable[[], None]]:
-        merge = self._senders.get(sender)
-        if merge is None:
-            merge = self._senders[sender] = Merge()
-        return merge
+    def _order_of(self, sender: int) -> SendOrder[Callable[[], None]]:
+        order = self._senders.get(sender)
+        if order is None:
+            order = self._senders[sender] = SendOrder()
+        return order
 
     def _sender(self, channel: MessageLink) -> int:
         peer = channel.peer

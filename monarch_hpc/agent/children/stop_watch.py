@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.machine.procfs import read_stat
-from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.supervision.liveness import Lease, Liveness
 from monarch_hpc.supervision.standstill import Standstill
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.sources import Timer

@@ -21,7 +21,7 @@ from monarch_hpc.agent.head.events import (
 )
 from monarch_hpc.allocation.changes import HeadChange, render_change
 from monarch_hpc.core.death import DeathKind
-from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["HeadChanges"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.death import DeathKind
-from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.output import LogsSet, Output
 from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed

@@ -25,7 +25,7 @@ from monarch_hpc.agent.head.runs import OpenWitness, RunPeers, opened, problem_o
 from monarch_hpc.agent.head.state import HeadState, RunState, apply
 from monarch_hpc.core.ids import first_member
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.telemetry.clock import realtime_ns
 from monarch_hpc.wire.control.allocation import (
     DrainHost,

@@ -10,7 +10,7 @@ from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.state import HeadState, RunState
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.wire.control.allocation import HostEnded, HostEntry
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import SpawnProcs, StopProcs

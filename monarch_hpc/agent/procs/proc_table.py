@@ -22,7 +22,7 @@ from monarch_hpc.agent.resources.gpu_errors import find_gpu_error
 from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.process.exit import Exit
-from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.telemetry.history import HISTORY
 from monarch_hpc.telemetry.views.flame import without_profile

@@ -19,7 +19,7 @@ from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.mesh.output.fold import Fold, OutputLine, Shown
-from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.control.procs import ProcLife
 from monarch_hpc.wire.proc_key import ProcKey

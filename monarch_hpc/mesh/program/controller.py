@@ -23,7 +23,7 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
-from monarch_hpc.attach.heir import seek_heir
+from monarch_hpc.attach.heir_search import seek_heir
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
@@ -46,7 +46,7 @@ from monarch_hpc.mesh.program.procs.announcements import Announcements
 from monarch_hpc.mesh.program.procs.deaths import Deaths, ProgramCauses
 from monarch_hpc.mesh.program.registry import open_registry
 from monarch_hpc.mesh.program.requests import open_requests
-from monarch_hpc.supervision.lease import Lease
+from monarch_hpc.supervision.liveness import Lease
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import FrameChannel, Peer

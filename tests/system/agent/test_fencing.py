@@ -14,7 +14,7 @@ from monarch_hpc.attach.attach import query_status
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.storage.files import read_json
-from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.supervision.liveness import Lease, Liveness
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag

@@ -19,7 +19,7 @@ import pytest
 from monarch_hpc.agent.children.stop_watch import StoppedProcs
 from monarch_hpc.attach.attach import query_status
 from monarch_hpc.config.schema import Config
-from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.supervision.liveness import Lease, Liveness
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, StopProcs

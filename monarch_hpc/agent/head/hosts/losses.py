@@ -17,7 +17,7 @@ from monarch_hpc.agent.head.state import HeadState, RunState
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.process.exit import Exit
-from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.wire.control.allocation import HostEnded, ShutDown
 from monarch_hpc.wire.control.procs import ProcEnded
 

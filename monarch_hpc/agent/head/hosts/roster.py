@@ -7,7 +7,7 @@ from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.death import DeathKind
-from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["HostRoster", "HostSlot"]

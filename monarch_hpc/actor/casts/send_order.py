@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.casts import Mark
 
-__all__ = ["Merge"]
+__all__ = ["SendOrder"]
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class _Held(Generic[T]):
     item: T
 
 
-class Merge(Generic[T]):
+class SendOrder(Generic[T]):
     """The merged stream of one sender; each method returns the items that can be delivered now, in order."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from monarch_hpc.supervision import Lease, Liveness
-from monarch_hpc.supervision.lease import TRANSITIONS
+from monarch_hpc.supervision.liveness import TRANSITIONS
 
 LEASE = Lease(suspect_s=5.0, dead_s=15.0)
 
