@@ -19,6 +19,8 @@ from functools import partial
 from benchmarks.actor_ends.end import End
 
 _WARM_UP = 200
+_TURN, _TURNS = 50, 60
+"""Calls in a turn, and turns, of two that are compared."""
 _ENDS = {
     "ours": "ours.OurEnd",
     "torchmonarch": "torchmonarch.MonarchEnd",
@@ -88,21 +90,39 @@ def _crowd(end: End, num: int) -> Found:
 
 
 def _beside_crowd(end: End, num: int) -> Found:
-    calls = 10 * _WARM_UP
-    for echo in (end.echo, end.waiting):
-        echo(_WARM_UP)
-    alone = {echo: statistics.median(echo(calls)) for echo in (end.echo, end.waiting)}
+    end.echo(_WARM_UP)
     before = private_bytes(end.pids()[0])
     begun_s = time.perf_counter()
     end.crowd(num)
     found = {"s": time.perf_counter() - begun_s, "each": (private_bytes(end.pids()[0]) - before) / num}
-    beside = {echo: statistics.median(echo(calls)) for echo in alone}
-    return {
-        **found,
-        "waiting": alone[end.waiting],
-        "ratio": beside[end.echo] / alone[end.echo],
-        "waiting_ratio": beside[end.waiting] / alone[end.waiting],
-    }
+    alone = type(end)()
+    alone.start()
+    alone.spawn(1)
+    try:
+        waiting_s, waiting_ratio = _compare(end.waiting, alone.waiting)
+        return {
+            **found,
+            "waiting": waiting_s,
+            "ratio": _compare(end.echo, alone.echo)[1],
+            "waiting_ratio": waiting_ratio,
+        }
+    finally:
+        alone.stop()
+
+
+def _compare(beside: Callable[[int], list[float]], alone: Callable[[int], list[float]]) -> tuple[float, float]:
+    """Return the median of the calls alone, in seconds, and of those beside a crowd as a multiple of it.
+
+    They take turns that are short beside changes of the machine's load, which then hit both alike.
+    """
+    took: tuple[list[float], list[float]] = ([], [])
+    for call in (beside, alone):
+        call(_WARM_UP)
+    for _ in range(_TURNS):
+        for call, times in zip((beside, alone), took, strict=True):
+            times += call(_TURN)
+    beside_s, alone_s = map(statistics.median, took)
+    return alone_s, beside_s / alone_s
 
 
 def _spawn(end: End, num: int) -> Found:
