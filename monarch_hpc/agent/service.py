@@ -29,6 +29,7 @@ from monarch_hpc.agent.ready_report import make_entry
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
+from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.agent.succession.elections import Elections, ElectionsEnd
 from monarch_hpc.agent.succession.reports import Reports
 from monarch_hpc.agent.succession.search import HeadSearch
@@ -129,7 +130,7 @@ class Service:
         self._office: HeadOffice | None = None
         self._reports = Reports()
         end = ElectionsEnd(self._take_office, self._follow, self._fence)
-        word = SlurmWord(engine, args.slurm_job_id, args.environment)
+        word = SlurmWord(engine, SlurmQuery(engine, args.slurm_job_id, args.environment))
         self._elections = Elections(engine, self._node, self._host_entry, config.liveness, word, end)
         self._search = HeadSearch(
             *(engine, self._node, self._elections, args.folder, self._deadline, self._forwarders),

@@ -18,6 +18,8 @@ __all__ = ["ANSWER_S", "SlurmQuery"]
 
 ANSWER_S = 2.0
 """Longest wait for Slurm's word, which takes some 20 ms; it is a part of `procs.cause_s`, which callers wait."""
+_GONE_S = 5.0
+"""The same for a question that nobody waits for, and that is asked while slurmctld may be waiting for a dead host."""
 
 _log = Logger(__name__)
 _A = TypeVar("_A")
@@ -35,6 +37,12 @@ class SlurmQuery:
         self._engine = engine
         self._job_id = job_id
         self._environ = environ
+        self._is_silent = False
+
+    @property
+    def has_job(self) -> bool:
+        """Whether there is a job that Slurm can be asked about."""
+        return self._job_id is not None
 
     def ask(self, host: str, answered: Callable[[Death | None], None]) -> None:
         """Call *answered* once, on the driver: with why the job has lost *host*, or why the job ends if that is empty.
@@ -66,6 +74,14 @@ class SlurmQuery:
             ANSWER_S + LOOK_S * len(addresses),
         )
 
+    def ask_gone(self, host: str, answered: Callable[[bool], None]) -> None:
+        """Call *answered* once, on the driver: with whether it is known that the job runs on without *host*."""
+        if self._job_id is None:
+            answered(False)
+            return
+        read = partial(self._read_gone, self._job_id, host)
+        self._ask(read, host, lambda gone: answered(bool(gone)), _GONE_S)
+
     def _ask(
         self,
         read: Callable[[], _A | None],
@@ -83,12 +99,21 @@ class SlurmQuery:
             found = None
             try:
                 found = read()
+                self._note_answer(None, host)
             except (MonarchError, OSError) as error:
-                _log.warning("Slurm could not be asked what has become of %s: %s", host or f"job {self._job_id}", error)
+                self._note_answer(error, host)
             self._engine.call_soon(lambda: answer(found))
 
         self._engine.call_later(limit_s, lambda: answer(None))
         threading.Thread(target=work, name="monarch-cause", daemon=True).start()
+
+    def _note_answer(self, error: Exception | None, host: str) -> None:
+        """Log that Slurm cannot be asked, and that it can be again: once each, however often it is asked meanwhile."""
+        was_silent, self._is_silent = self._is_silent, error is not None
+        if error is not None and not was_silent:
+            _log.warning("Slurm could not be asked what has become of %s: %s", host or f"job {self._job_id}", error)
+        elif error is None and was_silent:
+            _log.warning("Slurm can be asked again")
 
     def _read_death(self, job_id: int, host: str) -> Death | None:
         # Loaded here and below: most processes never ask.
@@ -96,6 +121,13 @@ class SlurmQuery:
         from monarch_hpc.slurm.death import ask_death
 
         return ask_death(SlurmClient(self._environ, ANSWER_S), job_id, host)
+
+    def _read_gone(self, job_id: int, host: str) -> bool:
+        from monarch_hpc.slurm.commands.client import SlurmClient
+        from monarch_hpc.slurm.ghost import runs_without
+
+        job = SlurmClient(self._environ, _GONE_S).find_job(job_id)
+        return job is not None and runs_without(job, host)
 
     def _read_standing(self, job_id: int, host: str, addresses: Sequence[str]) -> HostStanding:
         from monarch_hpc.slurm.commands.client import SlurmClient

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 
-from monarch_hpc.core.errors import MonarchError
-from monarch_hpc.core.logger import Logger
+from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["SlurmWord"]
@@ -16,53 +13,32 @@ _PAUSE_S = 2.0
 """Time between two questions. Slurm notices a host without power after half a minute, or after `SlurmdTimeout`; an
 agent asks until `liveness.fence_s` has passed."""
 
-_ANSWER_S = 5.0
-
-_log = Logger(__name__)
-
 
 class SlurmWord:
-    """Asks Slurm, on a thread, for the hosts of one job. To be used on the engine's driver.
+    """Asks for a host again and again, one question at a time. To be used on the engine's driver."""
 
-    Args:
-        job_id: the job; None where there is none, and nothing is asked.
-        environ: the environment for Slurm's commands.
-    """
-
-    def __init__(self, engine: Engine, job_id: int | None, environ: Mapping[str, str]) -> None:
+    def __init__(self, engine: Engine, slurm: SlurmQuery) -> None:
         self._engine = engine
-        self._job_id = job_id
-        self._environ = environ
+        self._slurm = slurm
         self._asking = False
 
     @property
     def counts(self) -> bool:
         """Whether there is a job of which Slurm knows the hosts."""
-        return self._job_id is not None
+        return self._slurm.has_job
 
     def ask(self, host: str, gone: Callable[[], None]) -> None:
         """Call *gone* if the job runs on without *host*; nothing is asked while an earlier question is open."""
-        if self._job_id is None or self._asking:
+        if self._asking or not self.counts:
             return
         self._asking = True
-        work = partial(self._work, self._job_id, host, gone)
-        threading.Thread(target=work, name="monarch-succession", daemon=True).start()
 
-    def _work(self, job_id: int, host: str, gone: Callable[[], None]) -> None:
-        # Loaded here: most agents never ask.
-        from monarch_hpc.slurm.commands.client import SlurmClient
-        from monarch_hpc.slurm.ghost import runs_without
+        def answered(is_gone: bool) -> None:
+            if is_gone:
+                gone()
+            self._engine.call_later(_PAUSE_S, self._rest)
 
-        try:
-            job = SlurmClient(self._environ, _ANSWER_S).find_job(job_id)
-            if job is not None and runs_without(job, host):
-                self._engine.call_soon(gone)
-        except (MonarchError, OSError) as error:
-            _log.warning("Slurm could not be asked whether job %d goes on without %s: %s", job_id, host, error)
-        self._engine.call_soon(self._rest)
+        self._slurm.ask_gone(host, answered)
 
     def _rest(self) -> None:
-        def ask_again() -> None:
-            self._asking = False
-
-        self._engine.call_later(_PAUSE_S, ask_again)
+        self._asking = False

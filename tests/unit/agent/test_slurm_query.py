@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.core.death import Death, DeathKind
@@ -46,5 +49,24 @@ def test_the_job_and_the_host_are_asked_for(tmp_path: Path) -> None:
 def test_one_that_hangs_or_talks_nonsense_is_no_answer(tmp_path: Path) -> None:
     put(tmp_path, "echo lorem ipsum")
     assert ask(7, tmp_path) == [None]
-    put(tmp_path, "exec sleep 600")
+    put(tmp_path, "exec /bin/sleep 600")
     assert ask(7, tmp_path) == [None]
+
+
+def test_an_outage_is_logged_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine()
+    engine.start()
+    query = SlurmQuery(engine, 7, {"PATH": str(tmp_path)})
+    try:
+        for script, num in (("exit 1", 3), (f"echo '{JOB.format('RUNNING')}'", 2)):
+            put(tmp_path, script)
+            for _ in range(num):
+                answers: list[bool] = []
+                engine.call_soon(partial(query.ask_gone, "n3", answers.append))
+                wait_until("the answer", partial(len, answers))
+                assert answers == [script != "exit 1"]
+    finally:
+        engine.close()
+    outage, end = [record.getMessage() for record in caplog.records if "Slurm" in record.getMessage()]
+    assert "Slurm could not be asked what has become of n3" in outage
+    assert end == "Slurm can be asked again"

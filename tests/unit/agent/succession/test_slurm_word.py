@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.agent.succession.slurm_word import SlurmWord
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine.engine import Engine
@@ -19,7 +20,7 @@ def hears(path: Path, job_id: int | None = 7) -> bool:
     engine = Engine()
     engine.start()
     said: list[str] = []
-    word = SlurmWord(engine, job_id, {"PATH": f"{path}:/usr/bin:/bin"})
+    word = SlurmWord(engine, SlurmQuery(engine, job_id, {"PATH": f"{path}:/usr/bin:/bin"}))
     asked = threading.Event()
 
     def ask() -> None:
@@ -41,7 +42,7 @@ def hears(path: Path, job_id: int | None = 7) -> bool:
 
 
 def _is_answered(threads: set[str]) -> bool:
-    return "monarch-succession" not in threads
+    return "monarch-cause" not in threads
 
 
 def put(folder: Path, script: str) -> None:
