@@ -51,3 +51,15 @@ def test_a_row_names_tests_that_exist_or_says_why_there_is_none(fault: str, word
 def test_the_tests_of_faults_are_in_the_table() -> None:
     named = set(re.findall(r"`(faults/test_\w+\.py)::", TABLE.read_text()))
     assert {str(path.relative_to(TESTS)) for path in (TESTS / "faults").glob("test_*.py")} == named
+
+
+PAGE = ROOT / "docs" / "failure.md"
+PROMISES = re.findall(r"^\| (?!what fails|-)(.+?) \|.* \| ([^|]*) \|$", PAGE.read_text(), re.MULTILINE)
+
+
+def test_each_promise_of_the_page_for_users_names_faults_that_are_tested() -> None:
+    tested = {fault for fault, _, cell in ROWS if not cell.startswith(NONE)}
+    # What an endpoint raises is no fault.
+    unnamed = [what for what, faults in PROMISES if not re.search(r"F\d\d", faults) and what != "an endpoint raises"]
+    assert len(PROMISES) > 20 and not unnamed
+    assert {fault for _, faults in PROMISES for fault in re.findall(r"F\d\d", faults)} <= tested
