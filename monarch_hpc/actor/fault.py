@@ -22,7 +22,7 @@ from monarch_hpc.core.text.description import trace_of
 __all__ = ["MeshFailure", "end_program", "end_taken_over", "exit_on_faults", "print_error", "run_fault_hook"]
 
 _SIGNAL = signal.SIGURG
-"""Interrupts the main thread in any wait. Ignored by default, and used by no library that we know of."""
+"""Interrupts the main thread in any wait. Ignored by default, and not known to be used by any library."""
 
 
 _REACT_S = 10.0

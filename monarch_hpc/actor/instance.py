@@ -36,7 +36,7 @@ class ActorId:
 
 
 class CreatorInstance(Protocol):
-    """An actor, or the program, as the actors know it that it has spawned."""
+    """An actor, or the program, as seen by the actors that it has spawned."""
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ _INT64 = 1 << 63
 
 
 def own_recorder() -> Recorder:
-    """The recorder of this process. That of a fork writes to memory that nobody reads."""
+    """The recorder of this process. In a forked child, its memory has no reader."""
     return (Runtime.current or current_runtime()).recorder
 
 

@@ -17,7 +17,7 @@ from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.allocation.heads import HeadPlace, write_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.telemetry.observer import open_witness
+from monarch_hpc.telemetry.observer import open_observer
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.runs import RunClosed
@@ -65,7 +65,7 @@ class HeadOffice:
             config.agent.grace_s,
             partial(self._changed, term),
             ended,
-            open_witness,
+            open_observer,
             config.telemetry.max_answer_bytes,
             config.slurm.notice_s,
             journal,
@@ -117,5 +117,5 @@ class HeadOffice:
 
     def _changed(self, term: int, hosts: list[HostEntry], missing: dict[int, str]) -> None:
         self._complete()
-        # Not before the agents know their electorate: whoever reads that the hosts are ready may take the head's away.
+        # Not before the agents know their electorate: a reader of the ready file may shut the head's host down at once.
         self._engine.call_soon(partial(report_ready, self._args, term, hosts, missing))

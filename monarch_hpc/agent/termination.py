@@ -65,7 +65,7 @@ class Termination:
             self._last.begin()
 
     def mark(self) -> None:
-        """Let the procs of this host know that SIGTERM came to their agent, too. Callable from any thread."""
+        """Report the agent's SIGTERM to the procs of this host. Callable from any thread."""
         if self._segments:
             with contextlib.suppress(OSError):
                 Path(self._segments, TERMINATED).touch(0o600)

@@ -117,7 +117,7 @@ def read_key(directory: Path) -> bytes:
 
 
 def remove_key(directory: Path) -> None:
-    """Remove the key, if there is one: nobody can attach any more."""
+    """Remove the key, if there is one: no client can attach any more."""
     (directory / _KEY).unlink(missing_ok=True)
 
 

@@ -11,7 +11,7 @@ __all__ = ["announce_job_end"]
 
 
 def announce_job_end(directory: Path, end_s: float, timeout_s: float) -> bool:
-    """Tell the head of the allocation in *directory* the new end of its job; it tells the programs.
+    """Report the new end of its job to the head of the allocation in *directory*, which informs the programs.
 
     Args:
         end_s: the end in seconds since the epoch, as Slurm reports it: `slurm.commands.jobs.JobDetail.end_s`.

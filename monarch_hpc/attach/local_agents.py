@@ -195,7 +195,7 @@ def _make_directory(directory: Path | None) -> tuple[Path, int]:
 
 
 _expected: list[LocalAgents] = []
-"""At most one: the agents that a thread in `expect_embedded` has started, and that nobody has taken yet."""
+"""At most one entry: the agents that a thread in `expect_embedded` has started, until a program takes them."""
 _expecting = allocate_lock()
 
 

@@ -20,7 +20,7 @@ from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.liveness import Lease
-from monarch_hpc.telemetry.observer import Witness, open_witness
+from monarch_hpc.telemetry.observer import RecordObserver, open_observer
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
@@ -70,7 +70,7 @@ class RunOwner:
         self._num_hosts = 0
         self._seeks = False  # the head is gone, and its heir not found yet
         self._run = run
-        self._witnesses: list[Witness] = []  # one for each program of this run on this machine
+        self._observers: list[RecordObserver] = []  # one for each program of this run on this machine
         self._changed = changed
         self._engine = Engine()
         self._engine.start()
@@ -106,8 +106,8 @@ class RunOwner:
         """Close the channel; a run that is still open ends with it."""
         self._attachment.node.close("the run is over")
         self._engine.close()
-        for witness in self._witnesses:
-            witness.close()
+        for observer in self._observers:
+            observer.close()
 
     def on_channel(self, channel: FrameChannel) -> None:
         """Never called: no process dials a run's owner."""
@@ -119,7 +119,7 @@ class RunOwner:
                 self.closed = True
             case Ask() as question:
                 source = f"the program of run {self._run}"
-                portions = [answer(question, source, witness.sources) for witness in self._witnesses]
+                portions = [answer(question, source, observer.sources) for observer in self._observers]
                 self._attachment.send(Rows(question.ticket, portions, [], []))
             case AllocationEnds(kind=kind, cause=cause):
                 self.ending = Death(DeathKind.parse(kind), cause)
@@ -137,9 +137,9 @@ class RunOwner:
         self._changed()
 
     def _observe(self, recording: Recording) -> None:
-        witness = open_witness(recording)
-        if witness is not None:
-            self._witnesses.append(witness)
+        observer = open_observer(recording)
+        if observer is not None:
+            self._observers.append(observer)
             self._attachment.send(recording)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:

@@ -216,7 +216,7 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
         end = child.wait(
             lambda: bool(owner.lost or owner.refusal), config.run.stop_grace_s, lambda: not owner.deadline.passed()
         )
-        # Nobody has asked it to end: then a signal is a loss. A held run is left open, and not closed.
+        # A signal that was not asked for is a loss: a held run is left open, not closed.
         killed = end is End.ITSELF and child.killed and on_loss != "stop"
         if not killed:
             _close(owner, child.exit_code, config, output)

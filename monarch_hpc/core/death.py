@@ -38,7 +38,7 @@ class DeathKind(enum.StrEnum):
     RAISED = "raised"
     """The actor's own code raised; its process lives."""
     UNKNOWN = "unknown"
-    """Nobody could tell."""
+    """The cause could not be determined."""
 
     @classmethod
     def parse(cls, text: str) -> DeathKind:

@@ -49,7 +49,7 @@ async def _wait_for(result: Awaitable[None]) -> None:
 
 @contextlib.contextmanager
 def _not_deadly() -> Iterator[None]:
-    """Raise what would end an actor, such as SystemExit, as an error: the end of this one is nobody's concern."""
+    """Raise what would end an actor, such as SystemExit, as an error: no one needs to react to the end of this one."""
     try:
         yield
     except BaseException as error:

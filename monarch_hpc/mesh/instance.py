@@ -135,7 +135,7 @@ def _creator_of(packed: object) -> CreatorView | None:
 
 
 def _mesh_of(region: Region, proc: ProcRef, runtime: Runtime) -> ProcMesh:
-    """The procs of *region* in the mesh of *proc*, which is one of them; only the program knows all."""
+    """The procs of *region* in the mesh of *proc*, which is one of them; only the program has them all."""
     if len(region) == 1:
         return mesh_around(f"proc {proc.rank} on {proc.host}", region, {proc.rank: proc}, runtime)
     name, procs = door_of(runtime).procs(proc.mesh)

@@ -34,7 +34,7 @@ DeferredSend = Callable[[SpawnError | None, Sequence[Buffer]], None]
 _log = Logger(__name__)
 
 _unsettled: weakref.WeakSet[_State] = weakref.WeakSet()
-"""The launches of this process that have not succeeded: they run, or have failed and perhaps nobody knows."""
+"""The launches of this process that have not succeeded: they run, or have failed, perhaps without a caller's notice."""
 
 
 class Launch(Mapping[int, ProcRef]):
@@ -104,7 +104,7 @@ class Launch(Mapping[int, ProcRef]):
     def settle(self) -> Mapping[int, ProcRef]:
         """Wait for the procs, and until what was asked of them before has been sent; raises as reading them does.
 
-        For references that leave this process: whoever gets one must not call an actor before its SPAWN is sent.
+        For references that leave this process: their receiver must not call an actor before its SPAWN is sent.
         """
         return self._state.settle()
 
@@ -176,7 +176,7 @@ class Launch(Mapping[int, ProcRef]):
 
 
 class _State:
-    """A launch as its callbacks know it, which do not keep the mesh alive."""
+    """The part of a launch that its callbacks hold, which does not keep the mesh alive."""
 
     def __init__(
         self, runtime: Runtime, name: str, mesh: int, where: str, stop: Callable[[int, str, str], Future[None]]
@@ -260,7 +260,7 @@ class _State:
         return self._stop(self.mesh, self._name, reason)
 
     def drop(self) -> None:
-        """Handle that nobody holds the mesh any more, or that the program ends."""
+        """Handle the loss of the last reference to the mesh, or the end of the program."""
         _unsettled.discard(self)
         if self.error is None and self.opened is None:
             self.stop("nothing uses it any more")
@@ -347,7 +347,7 @@ class _State:
 
 
 def end_launches() -> None:
-    """Log the failures that nobody has seen, and expect what still starts to fail: the program ends its procs."""
+    """Log the failures that no caller has seen, and expect what still starts to fail: the program ends its procs."""
     for state in list(_unsettled):
         state.drop()
 

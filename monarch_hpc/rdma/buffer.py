@@ -106,12 +106,12 @@ class RDMABuffer:
 
     @property
     def identifier(self) -> bytes:
-        """What the owner knows the memory by."""
+        """The memory's identifier at its owner."""
         return self._id
 
     @property
     def place(self) -> tuple[ProcRef, bytes, int]:
-        """The owner's process, what it knows the memory by, and where in it the buffer begins, in bytes."""
+        """The owner's process, the memory's identifier there, and where in it the buffer begins, in bytes."""
         return self._proc, self._id, self._offset
 
     def size(self) -> int:
@@ -213,7 +213,7 @@ class RDMABuffer:
         """Revoke the memory for everyone; anyone who has the buffer may do so.
 
         Returns:
-            A future that is done when nobody uses the memory any more. Every later use, and every other `drop`, fails
+            A future, done when no process uses the memory any more. Every later use, and every other `drop`, fails
             with `MemoryAccessError`, which says who has dropped it and when.
         """
         runtime = current_runtime()

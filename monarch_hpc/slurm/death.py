@@ -1,4 +1,4 @@
-"""Causes of death as Slurm knows them: of a job, and of one of its hosts. Agents cannot know why a host is silent.
+"""Causes of death according to Slurm: of a job, and of one of its hosts. Agents cannot determine why a host is silent.
 
 All but `ask_death` and `ask_standing` is pure. Slurm's word comes late where it must find out by itself: a host without
 power is DOWN for it after half a minute, or after `SlurmdTimeout`.

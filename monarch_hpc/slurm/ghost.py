@@ -25,7 +25,7 @@ def decide_ghost(job: JobDetail | None, answers: Mapping[str, bool], head_host: 
     """Return why a job must be cancelled as a ghost; empty if it must not.
 
     Args:
-        job: Slurm's word on it; None if Slurm does not know it.
+        job: what Slurm says of it; None if Slurm has no record of it.
         answers: for each host that could be asked, whether it has an agent.
         head_host: the host on which the allocation's head was; empty if unknown.
         batch_host: the host on which the batch script was started; likewise.

@@ -155,7 +155,7 @@ class Lifecycle:
         return Lifecycle(self.bootstrap_s, min_hosts=self.min_hosts)
 
     def _suffices(self, ready: Ready) -> bool:
-        # Without the head's host nobody can attach.
+        # Without the head's host no client can attach.
         enough = self.min_hosts is not None and len(ready.hosts) >= self.min_hosts and bool(ready.addresses)
         return not ready.missing or enough
 

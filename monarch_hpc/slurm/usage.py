@@ -79,7 +79,7 @@ def measure_reservation(
     start_s, end_s = parse_time(found.start) or now_s, parse_time(found.end) or now_s
     num_used = None if num_free is None else found.num_nodes - num_free
     idle_s = 0.0
-    # Nobody watches in between: it may have been idle ever since.
+    # It is not watched in between: it may have been idle ever since.
     if num_used is not None and num_used < _IDLE_BELOW * found.num_nodes and start_s < now_s:
         idle_s = now_s - max(start_s, busy_s or 0.0)
     elapsed_s = max(0.0, min(now_s, end_s) - start_s)

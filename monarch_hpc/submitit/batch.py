@@ -29,7 +29,7 @@ R = TypeVar("R", covariant=True)
 
 _GONE = "UNKNOWN"
 _FORGOTTEN = "FORGOTTEN"
-"""The state of a job that slurmctld knows no more: it forgets jobs some minutes after their end, and no others."""
+"""The state of a job that slurmctld no longer has: it forgets jobs some minutes after their end, and only those."""
 
 _SIGNAL = f"B:{NOTICE.name.removeprefix('SIG')}@"
 
@@ -80,7 +80,7 @@ class _Watcher(core.InfoWatcher):
         }
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """The state of a job, as Slurm prints it; ``FORGOTTEN`` if slurmctld knows it no more."""
+        """The state of a job, as Slurm prints it; ``FORGOTTEN`` if slurmctld no longer has it."""
         return self.get_info(job_id, mode)["State"]
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:

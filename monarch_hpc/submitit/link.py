@@ -180,7 +180,7 @@ def open_service(directory: Path) -> ServiceLink:
 
 
 def link_to(directory: Path, run: str) -> ServiceLink | None:
-    """Return a connection to a service that has been started, to know of its end; None if that has come.
+    """Return a connection to a started service, whose loss reports the service's end; None if it has ended.
 
     Raises:
         MonarchError: its head cannot be reached.

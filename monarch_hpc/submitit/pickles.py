@@ -1,4 +1,4 @@
-"""The pickles of jobs: 0600 whatever the umask, since whoever can write one runs code as its reader."""
+"""The pickles of jobs: 0600 whatever the umask, because write access to one means running code as its reader."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ID_monarch_hpc.json   the order: what the jobs need, and which service on which allocation has them
 ID_monarch_hpc.states a line of JSON for each change of a job's state, by the service
 
-Whoever can write the order or a pickle there runs code as the user: all of these files are 0600.
+Write access to the order or a pickle there means running code as the user: all of these files are 0600.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Electorate:
     Args:
         term: the head's term.
         number: counts the electorates of the term, from 1.
-        head: the head's own voice; it elects nobody.
+        head: the head's own voice; it does not vote.
         voters: the voices.
         before: the voices before a change that is not complete, which must agree, too.
         heeds_slurm: whether Slurm's word that the head's host has left the job counts in the next election. Then each

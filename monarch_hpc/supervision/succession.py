@@ -139,7 +139,7 @@ class Succession(Ballot):
     # ---- a follower ----
 
     def follow(self, term: int, head: Voice) -> bool:
-        """See `Ballot.follow`; a fenced agent follows nobody: its next incarnation does."""
+        """See `Ballot.follow`; a fenced agent follows no head; its next incarnation does."""
         if self.part not in (Part.SEEKS, Part.FOLLOWS) or not super().follow(term, head):
             return False
         self.part, self.head_gone = Part.FOLLOWS, False

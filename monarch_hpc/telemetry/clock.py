@@ -49,7 +49,7 @@ def realtime_ns() -> int:
 
 
 def uncompared() -> Correction:
-    """The correction of a process that knows no clock but its own host's."""
+    """The correction where only the clock of the process's own host is available."""
     return Correction(realtime_ns() - monotonic_ns(), -1.0)
 
 

@@ -22,7 +22,7 @@ from monarch_hpc.wire.tables.history import RECORDERS, HistoryRow, RecorderState
 from monarch_hpc.wire.tables.memory import MEMORY, ProcMemory
 from monarch_hpc.wire.tables.procs import PROCS, ProcRow
 
-__all__ = ["Witness", "is_stopped", "open_witness"]
+__all__ = ["RecordObserver", "is_stopped", "open_observer"]
 
 _STOPPED = frozenset("Tt")
 """State letters: stopped by a signal, or by a debugger."""
@@ -34,7 +34,7 @@ def is_stopped(pid: int) -> bool:
     return found is not None and found.state in _STOPPED
 
 
-class Witness:
+class RecordObserver:
     """Reads the records of one program.
 
     Args:
@@ -88,7 +88,7 @@ class Witness:
             os.close(self._fds.pop())
 
 
-def open_witness(recording: Recording) -> Witness | None:
+def open_observer(recording: Recording) -> RecordObserver | None:
     """Open the records that a program has announced; None if it is on another machine or they do not match."""
     if not recording.place or recording.place != read_place():
         return None
@@ -107,7 +107,7 @@ def open_witness(recording: Recording) -> Witness | None:
             and not _has_ended(pidfd)
         ):
             opened.pop_all()
-            return Witness(recording, memory, pidfd)
+            return RecordObserver(recording, memory, pidfd)
     return None
 
 

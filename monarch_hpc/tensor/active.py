@@ -99,6 +99,6 @@ def sync(mesh: ProcMesh) -> None:
 
     Raises:
         DeviceMeshError: a rank is gone.
-        Exception: an operation failed, and nobody has read its result.
+        Exception: an operation failed whose result was never read.
     """
     view_of(mesh).engine.sync()

@@ -31,7 +31,7 @@ def wait_until(
         what: description of the condition, for the error.
         probe: called at least twice: at once, and after the timeout. Its exceptions end the wait.
         timeout_s: timeout, in seconds.
-        accept: tells whether a result is the awaited one; by default, whether it is true.
+        accept: whether a result is the awaited one; by default, whether it is true.
         interval_s: pause between two calls of *probe*, in seconds; at least as long as the call took, up to half a
             second, so that a probe that starts a command leaves the processors to what is awaited.
         clock: a monotonic clock, in seconds.

@@ -49,7 +49,7 @@ def cut(frame: Frame, number: int, max_frame_bytes: int) -> Iterator[Frame]:
     """Yield the parts of *frame*.
 
     Args:
-        number: tells the parts from those of other frames of this channel.
+        number: distinguishes the parts from those of other frames of this channel.
         max_frame_bytes: config key `transport.max_frame_bytes`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Large objects that arrived a moment ago and that nobody holds any more: the next one of that size is put into them.
+"""Reuses large objects that arrived a moment ago and are no longer referenced, for the next one of that size.
 
 Memory whose pages are in place takes data several times as fast as fresh memory does, whose pages the kernel must find
 and clear. An object that is still held, or not needed again, is let go within seconds.
@@ -63,7 +63,7 @@ class Spares:
             self._waits = False
 
     def take(self, kind: type[bytes | bytearray], num_bytes: int) -> bytes | bytearray | None:
-        """Return an object that nobody else holds, with any contents; None if there is none of that type and length."""
+        """Return an object without other references, with any contents; None if none has that type and length."""
         with self._lock:
             self._release()
             for spare in self._spares:

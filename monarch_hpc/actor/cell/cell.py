@@ -68,7 +68,7 @@ class Cell(Threaded):
         self._mailbox: deque[Mail] = deque()
         self._cancellations = Cancellations(self._mailbox, process.engine.clock, self._refuse)
         self._constructed = False
-        self._busy: list[int] = []  # not empty while a function runs; whoever empties it answers the call
+        self._busy: list[int] = []  # not empty while a function runs; the thread that empties it answers the call
         self._records = CellRecorder(process.recorder)
         self.entries = EndpointTable(self._records)
         self._supervision = Supervision(self.entries, self._fail, self._urge)

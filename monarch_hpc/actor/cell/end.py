@@ -32,7 +32,7 @@ class CellEnd:
         spawn: the frame that spawned it.
         where: the actor in words.
         mailbox: what is left in it is refused.
-        replies: so are the calls that nobody has answered through their response ports.
+        replies: so are the calls not yet answered through their response ports.
 
     Attributes:
         cause: why the actor has ended; empty before.

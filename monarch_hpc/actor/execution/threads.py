@@ -154,7 +154,7 @@ class ActorThread(threading.Thread):
 
     def sleep(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
         """Sleep outside of the engine until woken, unless *ready*; at most *timeout_s* seconds."""
-        self._sleeps = True  # first: whoever makes it ready after the check wakes this thread
+        self._sleeps = True  # first: a thread that makes it ready after the check wakes this one
         try:
             if not ready() and not self._engine.closed:
                 self._sleeper.sleep(timeout_s)

@@ -1,4 +1,4 @@
-"""The calls of programs that a proc has not answered, or whose answers nobody has read; pure."""
+"""Calls of programs that a proc has not answered yet, or whose answers have not been read; pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KeptCall:
         actor: number of the actor.
         head: head of the message, which names the endpoint; see `actor.messages.payload.unpack_head`.
         answer: a copy of the answer; None before there is one.
-        reader: takes the answer as soon as there is one; None if nobody waits for it.
+        reader: takes the answer as soon as there is one; None if there is no waiting reader.
         in_hand: whether the caller was about to get the answer, and has not asked for another one since.
     """
 

@@ -1,4 +1,4 @@
-"""Keeps a proc's answers to programs until they are read, and tells a successor of them, and of the proc's actors."""
+"""Keeps a proc's answers to programs until they are read, and lists them, and the proc's actors, for a successor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program's side of kept answers: tells each proc which of its answers the program has read."""
+"""The program's side of kept answers: acknowledges to each proc the answers that the program has read."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class _Kept:
 
 
 class Takes:
-    """Which answers of procs that keep them the program has not read; one for each program. For any thread.
+    """The unread answers of procs that keep answers; one object for each program. For any thread.
 
     An answer is in hand from just before a thread gets it: the message of that is the kernel's by then, which
     delivers it though the program is killed the moment after. When the thread reads another one, it is read.
     """
 
     current: ClassVar[Takes | None] = None
-    """That of this process; None if no proc keeps answers for it."""
+    """The object of this process; None if no proc keeps answers for it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -59,14 +59,14 @@ class Takes:
 
     @classmethod
     def of(cls, runtime: Runtime) -> Takes:
-        """That of the program's *runtime*."""
+        """The object of the program with *runtime*."""
         if cls.current is None or cls.current._runtime is not runtime:
             cls.current = cls(runtime)
         return cls.current
 
     @classmethod
     def forget(cls) -> None:
-        """Forget that of a program that has ended; its numbers of calls begin anew in the next one."""
+        """Drop the object of a program that has ended; call numbers start over in the next program."""
         cls.current = None
 
     def prepare(self, channel: FrameChannel, max_bytes: int, about: bytes) -> None:

@@ -76,7 +76,7 @@ class Connections:
             EngineFailed: this process cannot communicate any more.
         """
         if self.engine.failure is not None:
-            self.engine.check_works()  # nobody would read of a lost channel, or send what waits in one
+            self.engine.check_works()  # a lost channel would go unnoticed, and queued frames unsent
         channel = self.node.channels.get(proc.incarnation)
         if channel is not None and channel.error is None:
             return channel

@@ -175,7 +175,7 @@ def serve(start: ProcStart, prepare: Callable[[Runtime], None]) -> int:
 def _on_fault(engine: Engine, what: str, error: BaseException) -> None:
     """End the proc: a message may be lost, and its sender would wait for ever. The end answers all callers."""
     try:
-        # These concern a channel or a file; whoever waits for it learns of its end.
+        # These concern a channel or a file, and fail its waiters.
         if engine.failure is None and isinstance(error, (MonarchError, OSError)):
             log_fault(what, error)
             return

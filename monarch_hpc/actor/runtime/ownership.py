@@ -54,7 +54,7 @@ class OwnedMesh:
         ranks: ranks not known to have failed, by incarnation of their proc.
         end: for procs: requests the end of all. None for actors.
         class_name: module and name of the actors' class; empty for procs.
-        recipe: what the actors are made of; None if nobody may make them again.
+        recipe: what the actors are made of; None if they cannot be made again.
     """
 
     actor: int

@@ -268,7 +268,7 @@ class Runtime:
         except TransportError as error:
             if slot and self.node.belongs(proc.allocation):
                 self._lost_slot(slot, error)
-            elif slot and pending is not None:  # nothing was sent, and nobody knows more about the proc
+            elif slot and pending is not None:  # nothing was sent, and no more is known about the proc
                 self._forget(slot)
                 pending.answer(ProcDied(pending.where, error.reason if isinstance(error, PeerLost) else str(error)))
         except BaseException:

@@ -42,7 +42,7 @@ class HostQuestions:
     Args:
         rank: rank of this host.
         fanout: config key `transport.cast_fanout`.
-        usable: tells whether the agent of a host can be reached, as far as is known.
+        usable: whether the agent of a host can be reached, as far as is known.
         own: reads this host's rows, up to a number of bytes of rows of the past, and passes them on, at once or later;
             None if they cannot be read.
         max_answer_bytes: config key `telemetry.max_answer_bytes`.

@@ -96,7 +96,7 @@ class Router(Generic[U]):
     Args:
         rank: rank of this host.
         fanout: number of hosts that each host forwards a cast to, config key `transport.cast_fanout`.
-        usable: tells whether the agent of a host can be reached, as far as is known.
+        usable: whether the agent of a host can be reached, as far as is known.
         max_frame_bytes: config key `transport.max_frame_bytes`.
     """
 

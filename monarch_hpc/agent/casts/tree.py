@@ -64,7 +64,7 @@ class TreeRoutes:
     """Chooses a host for each piece of a tree: the first usable one, and the same until it is lost.
 
     Args:
-        usable: tells whether a host is usable, as far as is known.
+        usable: whether a host is usable, as far as is known.
     """
 
     def __init__(self, num_hosts: int, usable: Callable[[int], bool]) -> None:

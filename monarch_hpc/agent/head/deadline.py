@@ -1,4 +1,4 @@
-"""The end of the job as the head knows it: programs get notice of it in time, and time after SIGTERM to act on it."""
+"""The end of the job at the head: gives programs notice of it, and time after SIGTERM to act on it."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class ProcGone:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownBegan:
-    """All agents are told to end, and why, if it is for another reason than that somebody asked for it."""
+    """All agents are asked to end; *why* is empty if a user asked for it."""
 
     kind: DeathKind = DeathKind.STOPPED
     cause: str = ""

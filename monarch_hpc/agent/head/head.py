@@ -21,7 +21,7 @@ from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.questions import HeadQuestions
 from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links
-from monarch_hpc.agent.head.runs import OpenWitness, RunPeers, opened, problem_of_mesh, refusal, report
+from monarch_hpc.agent.head.runs import OpenObserver, RunPeers, opened, problem_of_mesh, refusal, report
 from monarch_hpc.agent.head.state import HeadState, RunState, apply
 from monarch_hpc.core.ids import first_member
 from monarch_hpc.core.logger import Logger
@@ -75,7 +75,7 @@ class Head:
         stop_s: seconds between SIGTERM and SIGKILL of procs whose controller is gone.
         changed: called with the usable hosts and the missing ones, once all have joined or the deadline has passed.
         ended: called once shutdown is complete and has been reported.
-        open_witness, ask_slurm: see `telemetry.observer` and `agent.head.hosts.losses`.
+        open_observer, ask_slurm: see `telemetry.observer` and `agent.head.hosts.losses`.
         max_answer_bytes, notice_s: config keys `telemetry.max_answer_bytes` and `slurm.notice_s`.
         journal: called with each event after it has changed `state`.
         rank, term: rank of the head's host, and number of its term.
@@ -89,7 +89,7 @@ class Head:
         stop_s: float,
         changed: Callable[[list[HostEntry], dict[int, str]], None],
         ended: Callable[[], None],
-        open_witness: OpenWitness,
+        open_observer: OpenObserver,
         max_answer_bytes: int,
         notice_s: float,
         journal: Callable[[events.Event], None] = lambda _event: None,
@@ -100,7 +100,7 @@ class Head:
     ) -> None:
         self._clock, self._later = clock, later
         self._stop_s, self._changed = stop_s, changed
-        self._open_witness = open_witness
+        self._open_witness = open_observer
         self._journal = journal
         self.state = HeadState(HostRoster(num_hosts), rank=rank, term=term, num_attached=first_member(term))
         self._run_peers: dict[str, RunPeers] = {}

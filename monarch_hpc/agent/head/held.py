@@ -1,4 +1,4 @@
-"""Runs that outlive their program: how long they wait for another one, and what that must know of their procs."""
+"""Runs that outlive their program: how long they are held for a successor, and the procs that it takes over."""
 
 from __future__ import annotations
 

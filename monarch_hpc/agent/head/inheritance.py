@@ -1,4 +1,4 @@
-"""The state that the head of a later term is told again: by agents their procs, and by programs their runs."""
+"""The state that is reported again to the head of a later term: procs by agents, runs by programs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _log = Logger(__name__)
 
 
 class Inheritance:
-    """Joins what agents and programs tell of the same runs, and ends what nobody has told of.
+    """Joins what agents and programs tell of the same runs, and ends what none of them has reported.
 
     Args:
         apply: changes *state* by an event.
         send: sends a message to the agents of some hosts.
         deliver: handles an agent's report about a mesh.
-        explain: finds out why a host is lost, and tells the members of its runs.
+        explain: determines why a host is lost, and informs the members of its runs.
         stop_s: seconds between SIGTERM and SIGKILL of procs whose program has not come back.
     """
 

@@ -10,7 +10,7 @@ from monarch_hpc.agent.head.request_checks import problem_of_opening
 from monarch_hpc.agent.head.state import HeadState, RunState
 from monarch_hpc.agent.output.rate_limit import TokenBucket, cost_bytes
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.telemetry.observer import Witness
+from monarch_hpc.telemetry.observer import RecordObserver
 from monarch_hpc.wire.control.allocation import StatusReport
 from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed, SpawnProcs
@@ -19,9 +19,9 @@ from monarch_hpc.wire.control.runs import OpenRun, Recording, RunLinks, RunOpene
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.tables.answer import answer
 
-__all__ = ["OpenWitness", "RunPeers", "opened", "problem_of_mesh", "refusal", "report"]
+__all__ = ["OpenObserver", "RunPeers", "opened", "problem_of_mesh", "refusal", "report"]
 
-OpenWitness = Callable[[Recording], Witness | None]
+OpenObserver = Callable[[Recording], RecordObserver | None]
 
 _OUTPUT_BYTES = 4 << 20
 """Bytes per second of output of all procs of a run to its program. Reading that much costs the program, which has
@@ -38,17 +38,17 @@ class RunPeers:
     Attributes:
         dropped: number of dropped lines by proc and stream.
         links: each member's fabrics to its procs, see `RunLinks`.
-        recordings: where each member's records are; *witnesses* read those on this machine.
+        recordings: where each member's records are; *observers* read those on this machine.
         reported_by_owner: members whose calls the run's owner reports.
     """
 
     run: str
     opened_s: float
-    open_witness: OpenWitness
+    open_observer: OpenObserver
     dropped: dict[tuple[ProcKey, str], int] = field(default_factory=dict)
     links: dict[Link, list[dict[str, object]]] = field(default_factory=dict)
     recordings: dict[Link, Recording] = field(default_factory=dict)
-    witnesses: dict[Link, Witness] = field(default_factory=dict)
+    observers: dict[Link, RecordObserver] = field(default_factory=dict)
     reported_by_owner: set[Link] = field(default_factory=set)
     _bucket: TokenBucket = field(init=False)
 
@@ -69,8 +69,8 @@ class RunPeers:
                 self.reported_by_owner.add(other)
                 return
         self.recordings[link] = news
-        if (witness := self.open_witness(news)) is not None:
-            self.witnesses[link] = witness
+        if (observer := self.open_observer(news)) is not None:
+            self.observers[link] = observer
         elif owner is not None and owner is not link:
             owner.send(news)
 
@@ -78,7 +78,7 @@ class RunPeers:
         """Ask a new owner to read the records of members on its machine that cannot be read from here."""
         self.reported_by_owner.clear()
         for link, recording in self.recordings.items():
-            if link is not owner and link not in self.witnesses:
+            if link is not owner and link not in self.observers:
                 owner.send(recording)
 
     def forget(self, link: Link) -> None:
@@ -86,22 +86,22 @@ class RunPeers:
         self.links.pop(link, None)
         self.recordings.pop(link, None)
         self.reported_by_owner.discard(link)
-        if (witness := self.witnesses.pop(link, None)) is not None:
-            witness.close()
+        if (observer := self.observers.pop(link, None)) is not None:
+            observer.close()
 
     def close(self) -> None:
         """Stop reading the members' records."""
-        for witness in self.witnesses.values():
-            witness.close()
+        for observer in self.observers.values():
+            observer.close()
 
     def must_be_asked(self, link: Link) -> bool:
         """Tell whether a member's calls can only be learned by asking it."""
-        return link not in self.witnesses and link not in self.reported_by_owner
+        return link not in self.observers and link not in self.reported_by_owner
 
     def observed(self, question: Ask) -> list[Portion]:
         """The rows of the members whose memory can be read here."""
         source = f"the program of run {self.run}"
-        return [answer(question, source, witness.sources) for witness in self.witnesses.values()]
+        return [answer(question, source, observer.sources) for observer in self.observers.values()]
 
     def pass_on(self, output: Output, now_s: float, *, backlogged: bool) -> Output | None:
         """Return *output* for the program, with the number of lines dropped before it; None if it is dropped, too."""

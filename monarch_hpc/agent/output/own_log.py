@@ -1,4 +1,4 @@
-"""The agent's own log beside its stderr, which nobody reads any more when the batch script's host is gone with srun."""
+"""The agent's own log beside its stderr, which has no reader once the batch script's host is gone, and srun with it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Outlet:
 
     Args:
         send: sends a batch towards the program.
-        backlogged: tells whether the backlog towards the program is too large.
+        backlogged: whether the backlog towards the program is too large.
     """
 
     def __init__(

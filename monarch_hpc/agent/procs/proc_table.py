@@ -82,7 +82,7 @@ class ProcTable:
         self._clock = clock
         self._records = HostRecords(settings.telemetry.keep_dead)
         self._refusals = Refusals(engine, self._procs)
-        # Apart from each other: nobody waits for a stack until a profile is done.
+        # Apart from each other: a request for stacks must not wait until a profile is done.
         self._dumps, self._profiles = (
             StackDumps(engine, reaper, settings.allocation, settings.rank, lambda: {*reaper.watched, *steps.watched})
             for _ in range(2)

@@ -58,7 +58,7 @@ class _Request:
 
     Attributes:
         fds: duplicated descriptors, closed once the request has been sent.
-        is_wanted: tells whether any of its procs is still wanted.
+        is_wanted: whether any of its procs is still wanted.
     """
 
     data: bytes

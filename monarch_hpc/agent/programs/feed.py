@@ -67,7 +67,7 @@ class Feed:
                 resize(self._fd, rows, columns)
 
     def forget(self) -> None:
-        """The client is gone: its input is still written, and nobody is told."""
+        """Forget the client, which is gone: its input is still written, without a report."""
         if self._taken is not None:
             self._taken = lambda _closed: None
 

@@ -1,7 +1,7 @@
 """The agent that leaves last after the loss of the head: it cancels the job if nothing else will end it.
 
 A job goes on without its first host (``--no-kill``), and without the batch script there, which would have ended it.
-Slurm takes that host out of the job after half a minute, or after `SlurmdTimeout`; until then nobody can tell.
+Slurm takes that host out of the job after half a minute, or after `SlurmdTimeout`; until then its state is unknown.
 """
 
 from __future__ import annotations

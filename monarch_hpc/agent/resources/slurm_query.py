@@ -19,7 +19,7 @@ __all__ = ["ANSWER_S", "SlurmQuery"]
 ANSWER_S = 2.0
 """Longest wait for Slurm's word, which takes some 20 ms; it is a part of `procs.cause_s`, which callers wait."""
 _GONE_S = 5.0
-"""The same for a question that nobody waits for, and that is asked while slurmctld may be waiting for a dead host."""
+"""The same for a question in the background, asked while slurmctld may be waiting for a dead host."""
 
 _log = Logger(__name__)
 _A = TypeVar("_A")

@@ -1,1 +1,1 @@
-"""The succession of the head: voices and electorates, the search for the head, and what it is told again."""
+"""The succession of the head: voices and electorates, the search for the head, and the reports to a new one."""

@@ -121,7 +121,7 @@ class Elections:
         return Acknowledge(message.term, message.number) if self._part.announce(electorate) else None
 
     def seek(self, why: str, heard_s: float) -> bool:
-        """Seek an heir of the head, which was heard last at *heard_s*; False if none can be elected."""
+        """Seek an heir of the head, whose last message came at *heard_s*; False if none can be elected."""
         electorate = self._part.electorate
         if electorate is None or not electorate.elects(set(electorate.voters.hosts), head_gone=True):
             return False

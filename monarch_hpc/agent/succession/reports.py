@@ -13,7 +13,7 @@ from monarch_hpc.wire.proc_key import ProcKey
 __all__ = ["Reports"]
 
 _KEEP = 4096
-"""Ends that are told again; a program that has heard of one already ignores it."""
+"""Ends that are reported again; a program ignores those that were already reported to it."""
 
 
 class Reports:

@@ -27,7 +27,7 @@ class HeadSearch:
         folder: where the head's file is.
         deadline: of the first search.
         forwarders: set to the head's addresses.
-        over: tells whether this agent leaves, so that nothing is to be found any more.
+        over: whether this agent leaves, so that the search ends.
         join: called with the channel to a head that this agent follows, and what is wrong with this host.
         lost: called if an heir cannot be reached.
         failed: called if there is no head until the deadline.

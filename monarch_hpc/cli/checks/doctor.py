@@ -81,7 +81,7 @@ def command(name: str | None, profile: str | None, dial: str | None) -> int:
 def _write_profile(target: str, loaded: Loaded) -> int:
     text = draft_profile(ask_slurm(SlurmClient(os.environ, loaded.config.slurm.command_timeout_s)))
     if target != "-":
-        # A profile that somebody has checked must not be lost.
+        # A profile that was checked by hand must not be overwritten.
         with open(target, "x", encoding="utf-8") as file:
             file.write(text)
     shown = text if target == "-" else f"{target} is a draft: read each line, and compare with the site's documentation"

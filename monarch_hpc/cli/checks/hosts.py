@@ -51,7 +51,7 @@ def ask_hosts(
         for place in places:
             before_s = time.time()
             doctor = [config.agent.python, "-P", "-m", "monarch_hpc.cli", "doctor", "--json"]
-            # Its exit code tells of its findings; srun's is to tell of the step.
+            # Its exit code reports its findings; srun's must report the step.
             argv = ["sh", "-c", '"$@" || :', "sh", *doctor, "--dial", listener.addresses]
             try:
                 host = ready.hosts[place]

@@ -16,7 +16,7 @@ PACKAGES = ("cloudpickle", "torch", "libucx-cu12")
 
 # Sockets, scripts of batch jobs and unpacked packages; less makes pip and torch's compiler fail first.
 _TMP_LEAST_BYTES = 1 << 30
-# A file system this full is about to fail whoever writes next.
+# On a file system this full, the next write is likely to fail.
 _SHARED_LEAST_BYTES = 256 << 20
 _LEAST_FILES = 1000
 

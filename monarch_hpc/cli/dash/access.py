@@ -63,7 +63,7 @@ def route_of(target: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PageAccess:
-    """Who may see the dashboard: whoever has the token, from its own page only.
+    """Admits requests that carry the token, from the dashboard's own page only.
 
     Args:
         token: a secret, which the page exchanges for a cookie.

@@ -1,4 +1,4 @@
-"""Asks the hosts while somebody looks, once for all who look, and answers their questions in SQL."""
+"""Asks the hosts while a page is open, once for all pages, and answers their questions in SQL."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Watch:
         self._thread = threading.Thread(target=self._ask_hosts, name="dash", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask, as soon as somebody looks."""
+        """Begin to ask as soon as a page is open."""
         self._thread.start()
 
     def close(self) -> None:

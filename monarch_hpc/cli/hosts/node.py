@@ -29,7 +29,7 @@ __all__ = ["command"]
 
 _ASK_S = 4.0
 _TELL_S = 30.0
-"""Time for the answer of a head that is told of a host: without it, the host stays in use there."""
+"""Time for the head's answer to a drain request: without an answer, the host stays in use there."""
 _CHECK_S = 60.0
 """Time that the examination of one host may take: slurmctld creates a step, and a wedged GPU's tool is waited for."""
 

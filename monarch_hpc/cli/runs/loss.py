@@ -81,7 +81,7 @@ def _explain(state: str, directory: Path, told: Death | None) -> tuple[DeathKind
 
 
 def _failure_of_head(allocations: Allocations, record: AllocationRecord) -> Death | None:
-    """The failure of the host of an allocation's head, if Slurm knows of one; the job may go on without it."""
+    """The failure of the host of an allocation's head, if Slurm reports one; the job may go on without it."""
     from monarch_hpc.slurm import look
     from monarch_hpc.slurm.death import ask_death
 

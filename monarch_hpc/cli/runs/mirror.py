@@ -24,7 +24,7 @@ _FREEZE_S = 1.0
 class Mirror:
     """Writes output to standard output and standard error, and asks for more once that is written.
 
-    So a slow terminal holds up nothing but itself, and the head knows what was shown.
+    So a slow terminal holds up only itself, and the head has the position of what was shown.
 
     Args:
         changed: called on the thread when `broken` has changed.

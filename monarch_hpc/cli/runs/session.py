@@ -180,7 +180,7 @@ class Session:
         return None
 
     def _leave_shown(self, client: ProgramClient, exit_code: int) -> Outcome:
-        """Detach: show what has come, and let the head know of it, so that the next client goes on from there."""
+        """Detach: show what has come, and report the position to the head, from which the next client goes on."""
         self._mirror.finish(_FINISH_S)
         if self._mirror.next >= 0:
             client.read(self._mirror.next)

@@ -95,7 +95,7 @@ def parse_stat(text: bytes) -> ProcessStat | None:
 def each_pid(proc: Path = PROC) -> Iterator[int]:
     """Yield the id of every process, of those too that begin while the caller looks at the ones before.
 
-    One that forks and ends before the caller looks at it would otherwise leave a process that nobody has seen.
+    One that forks and ends before the caller looks at it would otherwise leave a process unseen.
     """
     seen: set[int] = set()
     for _ in range(_MAX_LISTINGS):

@@ -74,12 +74,12 @@ class Access(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a segment, as it is told to other processes.
+    """A part of a segment, as described to other processes.
 
     Attributes:
         place: a digest of `core.machine.place.read_place` of the process that holds it.
         pid, fd: that process, and its open file.
-        tag: random bytes in the file's name, by which it is told from any other file.
+        tag: random bytes in the file's name, which distinguish it from any other file.
     """
 
     place: bytes
@@ -115,7 +115,7 @@ class _Held:
     """A mapped segment whose file this process keeps open.
 
     Attributes:
-        fixed: nobody writes to it any more.
+        fixed: it is no longer written to.
     """
 
     first: int
@@ -131,7 +131,7 @@ _gone: deque[tuple[int, int, _Held | None]] = deque()  # mappings without views,
 
 
 def create(num_bytes: int) -> memoryview:
-    """Return new memory, zeroed, that other processes can map; it is freed when nobody has a view of it any more.
+    """Return new memory, zeroed, that other processes can map; it is freed when the last view of it is gone.
 
     Raises:
         OSError: there is none, or no file can be opened.
@@ -149,7 +149,7 @@ def create_parts(sizes: Sequence[int]) -> list[memoryview]:
 
 
 def write_fixed(parts: Sequence[memoryview]) -> list[memoryview]:
-    """Return views of copies of *parts*, which are flat, in one new segment, to which nobody can write any more.
+    """Return views of copies of *parts*, which are flat, in one new segment, which is sealed against writes.
 
     Raises:
         OSError: there is no memory for them, or no file can be opened.
@@ -182,7 +182,7 @@ def find(address: int, num_bytes: int, *, fixed: bool) -> Span | None:
     """The span of memory of this process, if it lies in a segment that it holds.
 
     Args:
-        fixed: whether to look for memory to which nobody writes any more, or for other segments.
+        fixed: whether to look for memory that is no longer written to, or for other segments.
     """
     held = _holder(address)
     if held is None or address + num_bytes > held.end or held.fixed is not fixed:
@@ -199,7 +199,7 @@ def _holder(address: int) -> _Held | None:
 
 
 def fix(memory: memoryview) -> None:
-    """Let nobody open the segment of *memory* for writing any more; the caller does not write to it either.
+    """Seal the segment of *memory* against opening for writing; the caller does not write to it either.
 
     No-op for memory that lies in no segment of this process.
     """
@@ -290,7 +290,7 @@ def _release(first: int, num_bytes: int, held: _Held | None) -> None:
 
 
 def _unmap_gone() -> None:
-    """Unmap what nobody uses; left to the holder of the lock, which may be interrupted by the garbage collector."""
+    """Unmap what is unused; left to the holder of the lock, which may be interrupted by the garbage collector."""
     while _gone and _lock.acquire(blocking=False):
         try:
             first, num_bytes, held = _gone.popleft()

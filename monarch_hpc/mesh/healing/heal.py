@@ -68,7 +68,7 @@ def heal_mesh(
         timeout: seconds for procs and actors to come back; None for config key `procs.heal_s`.
 
     Returns:
-        What was done; nothing, if nobody was dead.
+        What was done; no ranks at all if no proc was dead.
 
     Raises:
         MeshDied: procs are dead, and the policy did not help; it names ranks in *mesh*, hosts and causes.

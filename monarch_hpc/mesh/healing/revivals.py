@@ -48,7 +48,7 @@ class _Dead:
         cause: why it, or the last attempt to bring it back, has ended.
         died: why it had died itself.
         preparing: the proc that is being prepared in its place.
-        problem: why that could not be prepared; the proc is told to end.
+        problem: why that could not be prepared; the proc is asked to end.
         waiting: called once it is alive again, with an empty text, or has failed, with the cause.
         attempt: counts its attempts, so that a late timer is noticed.
     """
@@ -83,7 +83,7 @@ class Work:
         later: calls back after a number of seconds.
         start: orders a new proc for a dead one, with a number of earlier lives; raises what sending raises.
         prepare: makes the actors again in a new proc; calls back with why that failed, or with an empty text.
-        publish: makes a prepared proc the current one of its rank; calls back when all processes know it.
+        publish: makes a prepared proc the current one of its rank; calls back when all processes have it.
         end: ends a proc that could not be prepared.
         failed: called with a dead proc and the cause, if an attempt to bring it back was the last one; and whether
             somebody waits for it, and has been told.
@@ -217,7 +217,7 @@ class Revivals:
         self._work.later(self._start_s, lambda: self._on_late(dead, attempt))
         try:
             self._work.start(dead.proc, dead.restarts)
-        except Exception as error:  # noqa: BLE001 whoever waits must learn of it
+        except Exception as error:  # noqa: BLE001 raised in whatever waits for it
             self.on_failed(dead.proc.mesh, dead.proc.rank, f"the request could not be sent: {error}")
 
     def _on_late(self, dead: _Dead, attempt: int) -> None:

@@ -77,7 +77,7 @@ def prepare(runtime: Runtime, plan: ProcPlan, proc: ProcRef) -> str:
                 return error.cause
             except Exception as error:  # noqa: BLE001 user code raised it
                 return f"{name} could not take its state back: {summary_of(error)}"
-    except Exception as error:  # noqa: BLE001 whoever waits for the proc must learn of it
+    except Exception as error:  # noqa: BLE001 raised in whatever waits for the proc
         return summary_of(error)
     return ""
 

@@ -334,7 +334,7 @@ class Controller(Runtime):
     def _on_fault(self, what: str, error: BaseException) -> None:
         log_fault(what, error)
         if self.engine.failure is None:
-            # Errors of a channel or a file end it, and whoever waits for it learns that. Else a message may be lost.
+            # Errors of a channel or a file end it and fail its waiters. Otherwise a message may be lost.
             if not isinstance(error, (MonarchError, OSError)):
                 self.engine.fail(error)
         else:
@@ -342,7 +342,7 @@ class Controller(Runtime):
             Thread(lambda: self._fail_calls(error))
 
     def _fail_calls(self, error: BaseException) -> None:
-        """Answer all calls: the engine has failed, and nobody else will."""
+        """Answer all calls: the engine has failed, so no other thread can."""
         failed = EngineFailed(summary_of(error))
         failed.__cause__ = error
         self.fail_calls(failed)

@@ -45,7 +45,7 @@ class RemoteDoor(ProgramDoor):
         self._requests().stop_procs.call_one(mesh, "its owner ended").add_done_callback(lambda _done: gone())
 
     def heal_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None, *, respawn: bool) -> Future[Healing]:
-        """Raise `RuntimeError`: only the program knows what its actors were made of."""
+        """Raise `RuntimeError`: only the program has the constructors' arguments of its actors."""
         raise RuntimeError(_HEALS)
 
     def move_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None) -> Future[Healing]:

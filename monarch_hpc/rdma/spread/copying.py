@@ -1,4 +1,4 @@
-"""One copy to many receivers, as its process sees it: it asks the receivers to pull, and hears how far they are."""
+"""One copy to many receivers, at its initiator: asks the receivers to pull, and tracks their progress."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Copying:
 
     @property
     def opening(self) -> bool:
-        """Whether somebody has not answered yet, and may soon."""
+        """Whether an answer is still outstanding and may come soon."""
         patient = self._now_s() - self._opened_s < self._patience_s
         waits_for_source = patient and not self._source_known
         return waits_for_source or self.course.opening

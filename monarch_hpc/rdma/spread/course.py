@@ -51,7 +51,7 @@ class Course:
         self._looked_s = 0.0
         self._broken: dict[tuple[int, int], str] = {}  # why a receiver cannot pull from another
         self._parents: dict[int, int] = {}  # the last orders
-        self._stranded: list[int] = []  # who reaches nobody now that could serve it
+        self._stranded: list[int] = []  # receivers that currently reach no source
         self._last_moving_s = 0.0  # when not all of those who are left were stranded
         self._begun = False
 
@@ -70,7 +70,7 @@ class Course:
         return self._arrived[receiver] >= self._num_bytes
 
     def is_silent(self, receiver: int) -> bool:
-        """Whether nothing was heard of a receiver for too long, at some time."""
+        """Whether a receiver was silent for too long at some time."""
         return receiver in self._silent
 
     @property
@@ -97,7 +97,7 @@ class Course:
         self._unanswered.discard(receiver)
 
     def begin(self) -> None:
-        """Those that are prepared may begin, others when they are."""
+        """Let prepared receivers begin, and the others when they are prepared."""
         self._begun = True
         self._changed = True
 
@@ -131,7 +131,7 @@ class Course:
         self._changed = True
 
     def look(self, now_s: float) -> None:
-        """Note who has not been heard of for too long; call it a few times within the patience."""
+        """Note the receivers that have been silent for too long; call it a few times within the patience."""
         if now_s - self._looked_s > self._patience_s / 2:  # this process itself did not run
             self._heard_s = dict.fromkeys(self._hosts, now_s)
         self._looked_s = now_s
@@ -141,13 +141,13 @@ class Course:
         silent = {each for each, heard_s in self._heard_s.items() if now_s - heard_s > self._patience_s}
         if silent <= self._silent:
             return
-        # For good: whoever was too slow once is pulled from no more, lest the tree change back and forth.
+        # For good: a source that was too slow once is not pulled from again, lest the tree change back and forth.
         self._silent |= silent
         self._unanswered -= silent
         self._changed = True
 
     def _fail_stranded(self, now_s: float) -> None:
-        """Fail those who reach nobody, if nobody else can come any more: not at once, as deaths become known later."""
+        """Fail receivers that reach no source, if no other can appear: not at once, as deaths become known later."""
         if not self._stranded or len(self._stranded) < len(self._unfinished):
             self._last_moving_s = now_s
         elif now_s - self._last_moving_s > self._patience_s:
@@ -201,7 +201,7 @@ class Course:
             apart = self._mend(parents, [each for each in others if each not in leaves])
             if apart is None:
                 break
-            leaves.add(apart)  # nobody shall wait for it; then it may pull from those who did
+            leaves.add(apart)  # no receiver may wait for it; then it may pull from those that did
         return {each: parent for each, parent in parents.items() if each not in self._stranded}
 
     def _mend(self, parents: dict[int, int], serving: list[int]) -> int | None:
@@ -220,7 +220,7 @@ class Course:
         return None
 
     def _elsewhere(self, child: int, parents: Mapping[int, int], serving: list[int]) -> int | None:
-        """Whom *child* can pull from, its ancestors first; nobody who pulls from *child*."""
+        """The sources of *child*, its ancestors first; none that pulls from *child*."""
         ancestors = []
         above = parents[child]
         while above != self._root:

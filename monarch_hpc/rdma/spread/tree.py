@@ -59,7 +59,7 @@ def plan_parents(
     Args:
         hosts: the host of each receiver.
         order: the receivers; the first of each host is the one that pulls from another host.
-        leaves: those of them from whom nobody is to pull.
+        leaves: the members from which no other may pull.
     """
     groups: dict[str, list[int]] = {source_host: [SOURCE]}
     for receiver in order:

@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All that readers must know of a state.
+    """The description of a state that readers need.
 
     Attributes:
         entries: by key, in the order of the tree.

@@ -1,4 +1,4 @@
-"""The transfers that bring elements of a state, whoever has them, into arrays of this process."""
+"""The transfers that bring the elements of a state from their owners into arrays of this process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Plan:
         turn: any number; of several who have the same elements, readers with different ones begin with different ones.
 
     Raises:
-        TypeError, ValueError: the elements are of another type or shape, or nobody has them.
+        TypeError, ValueError: the elements are of another type or shape, or no owner has them.
 
     Attributes:
         moves: what is moved, no byte here twice.

@@ -48,7 +48,7 @@ class Reading(Future[T]):
     def _perform(self) -> None:
         try:
             result = self._work(self)
-        except (concurrent.futures.CancelledError, Exception) as error:  # noqa: BLE001 raised to whoever reads the future
+        except (concurrent.futures.CancelledError, Exception) as error:  # noqa: BLE001 raised by the future
             if self._unwanted.is_set():
                 super().cancel()
             elif isinstance(error, TimeoutError):

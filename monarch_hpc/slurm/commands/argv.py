@@ -301,7 +301,7 @@ def node_states_argv(nodes: str) -> tuple[str, ...]:
 
 
 def topology_argv() -> tuple[str, ...]:
-    """Show the switches, where Slurm is told of them."""
+    """Return the switches, as options of sbatch."""
     return ("scontrol", "show", "topology")
 
 

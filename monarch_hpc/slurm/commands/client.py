@@ -207,7 +207,7 @@ class SlurmClient:
     def find_ended(self, job_id: int, name: str) -> JobDetail | None:
         """Return what the accounting database says of a job that Slurm no longer knows; None if it says nothing.
 
-        Many sites have no database, or do not let users ask it; its answer is one more witness, never required.
+        Many sites have no database, or do not let users ask it; its answer is one more source, never required.
         """
         detail = parse_accounted(self.probe(accounted_argv(job_id), _HINT_TIMEOUT_S), name)
         return detail if detail is not None and not detail.state.phase.alive else None
@@ -371,7 +371,7 @@ class SlurmClient:
 def _live_as_parent() -> Callable[[], None]:
     """Return the function that a child runs before exec, so that it ends with this process, and by no SIGTERM before.
 
-    Slurm may send SIGTERM to all processes of a job: a command that ends its own job must still hear that it did.
+    Slurm may send SIGTERM to all processes of a job: a command that ends its own job must still get its exit status.
     """
     # Loaded before the fork: the child must not take the loader's lock.
     prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -1,4 +1,4 @@
-"""Runs tasks on one host: an actor that starts a fork server for each submission's environment, and hears from it."""
+"""Runs tasks on one host: an actor with a fork server for each submission's environment."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class _ForkServer:
         found = read_json(Path(variables))
         environment = {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
         self._words = os.memfd_create("submitit-words")
-        # A pipe of their own: what is imported there, such as somebody's plug-in of submitit, may print.
+        # A pipe of their own: what is imported there, such as a third-party plug-in of submitit, may print.
         answers, theirs = os.pipe2(os.O_CLOEXEC)
         self._answers = open(answers, "rb")
         server = [*argv, "-u", "-m", "monarch_hpc.submitit.tasks.fork_server", str(theirs)]

@@ -196,7 +196,7 @@ class Handle:
 
 
 class GraphLeaf:
-    """A leaf of the graph: the program must know without asking whether it has a gradient.
+    """A leaf of the graph: whether it has a gradient is known without asking the ranks.
 
     Attributes:
         number: the value.

@@ -183,7 +183,7 @@ class MeshTensor(torch.Tensor):
     def backward(
         self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
     ) -> None:
-        """Compute gradients on all ranks: one message, which nobody waits for.
+        """Compute gradients on all ranks: one message, without waiting.
 
         Raises:
             NotImplementedError: *create_graph* or *inputs* is given: use `torch.autograd.grad`.

@@ -46,6 +46,6 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def derived(number: int, view: View, source: MeshTensor, meta: Meta) -> MeshTensor:
-    """A tensor that autograd knows to come from another one."""
+    """A tensor that has a parent in autograd's graph."""
     grads = source._m.grads and torch.is_grad_enabled()
     return MeshTensor.make(number, view, meta.with_grads(grads, leaf=not grads), (source._n,) if grads else None)

@@ -214,7 +214,7 @@ class Mesh:
 
         Raises:
             DeviceMeshError: a rank is gone.
-            Exception: an operation failed, and nobody has read its result.
+            Exception: an operation failed whose result was never read.
         """
         self._view.engine.sync()
 

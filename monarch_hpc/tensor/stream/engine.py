@@ -169,7 +169,7 @@ class TensorEngine:
         return first
 
     def template(self, key: Any, make: Callable[[], Any], view: View) -> int:
-        """The number of a template, which the workers of *view* know from the frame on that is being filled.
+        """The number of a template, defined at the workers of *view* as of the frame that is being filled.
 
         Args:
             key: equal for equal templates.
@@ -182,7 +182,7 @@ class TensorEngine:
         return number
 
     def define(self, key: Any, make: Callable[[], Any]) -> int:
-        """The number of a template, which no rank knows yet; arguments as of `template`."""
+        """The number of a template that no rank has yet; arguments as of `template`."""
         with self.lock:
             number = self._templates.get(key)
             if number is None:
@@ -332,7 +332,7 @@ class TensorEngine:
         return not self._frames or self._frames[0].future is not seen
 
     def sync(self) -> None:
-        """Wait likewise, and raise an error that nobody has read.
+        """Wait likewise, and raise an error that has not been read.
 
         Raises:
             DeviceMeshError: a rank is gone.

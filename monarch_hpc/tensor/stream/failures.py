@@ -1,4 +1,4 @@
-"""TensorOperations that failed, with the lines that issued them, until somebody reads what they spoiled."""
+"""Operations that failed, with the lines that issued them, until one of their results is read."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Failures:
         return op is not None and not op.is_read
 
     def take_unread(self) -> Exception | None:
-        """The first exception that nobody has read; marks all as read, and names the number of others."""
+        """The first unread exception; marks all as read, and notes the number of others."""
         with self._lock:
             unread = [op for op in self._ops.values() if not op.is_read]
         if not unread:

@@ -65,7 +65,7 @@ def _use_descriptors(num_left: int = 0) -> None:
 
 
 def _leave_child() -> None:
-    """Start a process that belongs to nobody: a session of its own, and an empty environment."""
+    """Start a process that is hard to attribute: in its own session, with an empty environment."""
     subprocess.Popen(["setsid", "sleep", str(_STRAY_S)], env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

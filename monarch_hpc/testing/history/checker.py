@@ -9,7 +9,7 @@
   one thread, also that of endpoints which interleave where they await something.
 - stops: what a sender has sent before it stops an actor is begun, what it sends afterwards is not, and the reason is
   in each `ActorDied` of an actor that ended for nothing else.
-- hooks: each failure of a child is told once while its owner lives and is not asked to stop; one after the other.
+- hooks: each failure of a child is reported once while its owner lives and is not stopping; one after the other.
 """
 
 from __future__ import annotations

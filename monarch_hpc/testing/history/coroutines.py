@@ -14,7 +14,7 @@ from monarch_hpc.testing.history.load import Noting, hostile, note
 __all__ = ["Guard", "Woven"]
 
 _TOLD_S = 2.0
-"""Time within which an actor is told of the failure of its child; as long an endpoint waits in vain in a stop."""
+"""Time within which the failure of a child is reported to its actor; a stop waits as long for an endpoint in vain."""
 
 
 class Woven(Noting):

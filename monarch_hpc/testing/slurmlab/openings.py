@@ -59,7 +59,7 @@ def plan_openings(
     Args:
         needed: folders to show read-only.
         shared: the folder that all hosts can write.
-        closed: tells whether ordinary users cannot pass through a folder.
+        closed: whether ordinary users cannot pass through a folder.
         real: a path with all symbolic links resolved.
     """
 

@@ -24,7 +24,7 @@ class Task(Protocol):
     """Something to copy, in steps that several threads may do at the same time."""
 
     def take(self) -> int:
-        """The number of a step that nobody has taken yet; -1 if there is none."""
+        """The number of a step that no thread has taken yet; -1 if there is none."""
         ...
 
     def do(self, step: int) -> None:
@@ -35,7 +35,7 @@ class Task(Protocol):
 class Copiers:
     """Copies the steps of tasks, those of several tasks in turn; for any thread.
 
-    The first thread starts with the first task, others where the machine has cores that nobody uses.
+    The first thread starts with the first task, others where the machine has idle cores.
     """
 
     def __init__(self) -> None:

@@ -22,5 +22,5 @@ def log_fault(what: str, error: BaseException) -> None:
 
 
 def is_fatal(error: OSError) -> bool:
-    """Whether *error* tells that a descriptor of the engine is closed, or is another file meanwhile."""
+    """Whether *error* means that a descriptor of the engine was closed, or reused for another file."""
     return error.errno in (errno.EBADF, errno.EINVAL)

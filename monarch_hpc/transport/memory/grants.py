@@ -44,11 +44,11 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class _Revocation:
-    """A memory that nobody may open any more, while some may still have transfers in progress.
+    """A revoked memory: it cannot be opened any more, but some processes may still have transfers in progress.
 
     Attributes:
         holders: those who have not released it yet.
-        done: called once nobody uses the memory.
+        done: called once no process uses the memory.
     """
 
     holders: set[Holder]
@@ -136,7 +136,7 @@ class Grants:
         return self._memories.change(identifier, change)
 
     def revoke(self, identifier: bytes, why: str, done: Callable[[], object]) -> bool:
-        """Let nobody use a memory any more, and close it.
+        """Revoke a memory for all processes, and close it.
 
         Args:
             why: the reason for those who try to use it later.

@@ -94,7 +94,7 @@ class MemoryPeer(Protocol):
         ...
 
     def drop(self, identifier: bytes, who: str, answered: Answered) -> None:
-        """Have the owner revoke the memory for all; the answer is empty, and comes when nobody uses it any more."""
+        """Have the owner revoke the memory for all; the answer is empty, and comes when no process uses it any more."""
         ...
 
     def change(self, identifier: bytes, change: Change, answered: Answered) -> None:

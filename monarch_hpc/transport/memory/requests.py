@@ -44,7 +44,7 @@ class MemoryStep(enum.IntEnum):
     OPENED = 2  # answers OPEN; the rest is an `OpenedMemory`
     REFUSED = 3  # answers OPEN, DROP and CHANGE; the rest is the reason, UTF-8
     DROP = 4  # revoke it for all; the rest is who wants that, UTF-8
-    DROPPED = 5  # answers DROP, once nobody uses it any more
+    DROPPED = 5  # answers DROP, once no process uses it any more
     REVOKE = 6  # owner to those who have opened it: stop using it; the rest is the reason, UTF-8
     RELEASED = 7  # answers REVOKE, once no transfer is in progress
     CHANGE = 8  # change a number in it, atomically; the rest is a `Change`

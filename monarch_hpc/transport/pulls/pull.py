@@ -31,7 +31,7 @@ _WINDOW = 4
 """Chunks under way at a time: so many that the next one is asked for long before the last has arrived."""
 
 REPORT_S = 0.25
-"""Time between two reports of a receiver to whoever wants the copy: a few bytes each."""
+"""Time between two reports of a receiver to the process that wants the copy: a few bytes each."""
 
 _GRACE_S = 0.5
 """Time in which a transfer that cannot be stopped may still end, before the connection that carries it is given up."""

@@ -36,7 +36,7 @@ Dial = Callable[[Sequence[str], int, Callable[[PullLink | TransportError], None]
 
 
 class Wanting(Protocol):
-    """Who wants a copy, and hears of its receivers; on the driver."""
+    """A process that wants a copy, and is notified of its receivers' progress; on the driver."""
 
     def on_pull(self, number: int, step: PullStep, rest: bytes) -> None:
         """Receiver *number* has sent this.

@@ -48,7 +48,7 @@ class PullStep(enum.IntEnum):
     BEGIN = 4  # W to R: pull from here on, also instead of another place; the rest is a `Beginning`
     FOLLOW = 5  # R to P: tell me how much you have; reply is the number of P
     PROGRESS = 6  # answers FOLLOW, and again whenever there is more: the number of bytes; reply is the number of P
-    GONE = 7  # answers FOLLOW: P does not know of this copy
+    GONE = 7  # answers FOLLOW: P has no such copy
     REPORT = 8  # R to W, at times and at the end: the number of bytes it has
     STUCK = 9  # R to W: it cannot pull from there; the rest is from `pack_trouble`
     FAILED = 10  # R to W: it will not pull any more; the rest is the reason, UTF-8
@@ -91,7 +91,7 @@ def number_of(rest: bytes) -> int:
 
 
 def pack_trouble(parent: int, why: str, *, refused: bool) -> bytes:
-    """Render the rest of STUCK; *refused*: the owner has answered, and gives the memory to nobody."""
+    """Render the rest of STUCK; *refused*: the owner has answered, and lends the memory to no one."""
     return _TROUBLE.pack(parent, refused) + why.encode()
 
 

@@ -111,7 +111,7 @@ def _fault(what: str, said: bytes) -> str:
 
 
 class _Side:
-    """One of the two workers, with its lane to the other."""
+    """A worker of the trial, with its lane to the other one."""
 
     def __init__(self) -> None:
         from monarch_hpc.transport.ucx import _ucx

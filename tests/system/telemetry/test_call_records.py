@@ -104,7 +104,7 @@ class Worker(Actor):
         return call.queued_s
 
 
-class Witness(Actor):
+class RecordObserver(Actor):
     """Reads the records of its process, and opens gates."""
 
     @endpoint
@@ -136,10 +136,10 @@ class Witness(Actor):
 class Stage:
     def __init__(self, procs: ProcMesh) -> None:
         self.worker: ActorMesh[Any] = procs.spawn("worker", Worker)
-        self.witness: ActorMesh[Any] = procs.spawn("witness", Witness)
+        self.observer: ActorMesh[Any] = procs.spawn("observer", RecordObserver)
 
     def ask(self, question: str, *args: object) -> Any:
-        return getattr(self.witness, question).call_one(*args).get(_PATIENCE_S)
+        return getattr(self.observer, question).call_one(*args).get(_PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.telemetry.observer import Witness, open_witness
+from monarch_hpc.telemetry.observer import RecordObserver, open_observer
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.wire.control.questions import Ask
 from monarch_hpc.wire.control.runs import Recording
@@ -34,42 +34,42 @@ def recording() -> Iterator[Recording]:
     os.close(fd)
 
 
-def calls_of(witness: Witness) -> str:
-    return answer(Ask(1, "calls", {}, 1.0), "a program", witness.sources).rows
+def calls_of(observer: RecordObserver) -> str:
+    return answer(Ask(1, "calls", {}, 1.0), "a program", observer.sources).rows
 
 
 def test_a_program_of_this_machine_is_read_until_it_ends(recording: Recording) -> None:
-    witness = open_witness(recording)
-    assert witness is not None
-    (told,) = CALLS.read(calls_of(witness))
+    observer = open_observer(recording)
+    assert observer is not None
+    (told,) = CALLS.read(calls_of(observer))
     assert (told.run, told.mesh, told.host, told.pid) == ("run", PROGRAM_MESH, "n0", os.getpid())
     assert (told.scene.incarnation, told.state) == ("feed", "ready")
     assert [actor.name for actor in told.scene.actors] == ["trainer"]
-    (row,) = PROCS.read(answer(Ask(1, "procs", {}, 1.0), "a program", witness.sources).rows)
+    (row,) = PROCS.read(answer(Ask(1, "procs", {}, 1.0), "a program", observer.sources).rows)
     assert (row.mesh, row.pid, row.state) == (PROGRAM_MESH, os.getpid(), "ready") and row.rss_bytes > 1 << 20
-    witness.close()
-    assert CALLS.read(calls_of(witness)) == []
+    observer.close()
+    assert CALLS.read(calls_of(observer)) == []
 
 
 def test_who_has_ended_tells_nothing_any_more(recording: Recording) -> None:
     command = [sys.executable, "-c", "input()"]
     with child(subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[recording.fd])) as program:
-        witness = open_witness(replace(recording, pid=program.pid))
-        assert witness is not None and len(CALLS.read(calls_of(witness))) == 1
+        observer = open_observer(replace(recording, pid=program.pid))
+        assert observer is not None and len(CALLS.read(calls_of(observer))) == 1
         program.kill()
-    assert CALLS.read(calls_of(witness)) == []
-    witness.close()
-    assert open_witness(replace(recording, pid=program.pid)) is None
+    assert CALLS.read(calls_of(observer)) == []
+    observer.close()
+    assert open_observer(replace(recording, pid=program.pid)) is None
 
 
 def test_nothing_else_is_taken_for_the_memory_of_a_program(recording: Recording) -> None:
-    assert open_witness(replace(recording, place="another machine")) is None
-    assert open_witness(replace(recording, place="")) is None
-    assert open_witness(replace(recording, incarnation="beef")) is None
-    assert open_witness(replace(recording, fd=9999)) is None
+    assert open_observer(replace(recording, place="another machine")) is None
+    assert open_observer(replace(recording, place="")) is None
+    assert open_observer(replace(recording, incarnation="beef")) is None
+    assert open_observer(replace(recording, fd=9999)) is None
     ends = os.pipe()  # to open one end would wait for the other
     with open("/proc/self/exe", "rb") as file:
         for fd in (*ends, file.fileno()):
-            assert open_witness(replace(recording, fd=fd)) is None
+            assert open_observer(replace(recording, fd=fd)) is None
     for fd in ends:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Lost hosts that come back: the head starts their agents again, and tells programs.
+"""Lost hosts that come back: starts their agents again, and informs programs.
 
 Slurm is asked first, and `supervision.relaunch` decides. A host's loss is explained to programs before anything is done
 for its return, so that no news of the old agent comes after the new one.
@@ -54,7 +54,7 @@ class ReturnWork:
 
 @dataclass(slots=True, eq=False)
 class HostReturns:
-    """Brings lost hosts back. It does no I/O; without `begin` it only tells programs of agents that join again.
+    """Brings lost hosts back. It does no I/O; without `begin` it only informs programs of agents that join again.
 
     Args:
         apply: changes *state* by an event.

@@ -1,4 +1,4 @@
-"""The messages by which a program tells the head of a later term of its run."""
+"""The messages that describe a program's run to the head of a later term."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def opening(run: str, owner: bool, on_loss: str, hold_s: float, takes: int) -> O
 def retell(fleet: Fleet, opened: OpenRun, recording: Recording, kept: Sequence[Message]) -> list[Message]:
     """Return all messages that the head of a later term needs, in their order.
 
-    A mesh that was starting when the head was lost is ordered again, as nobody knows which hosts have the first order.
+    A mesh that was starting when the head was lost is ordered again: it is unknown which hosts have the first order.
 
     Args:
         opened: the request to open the run, without its meshes.

@@ -59,7 +59,7 @@ class Tenancies:
     # ---- for any thread ----
 
     def all(self) -> list[Tenancy]:
-        """Those in use, the oldest first."""
+        """The tenancies in use, the oldest first."""
         return [one for one in list(self._known.values()) if not one.resting]
 
     def get(self, allocation: str) -> Tenancy | None:
@@ -85,12 +85,12 @@ class Tenancies:
     # ---- opening ----
 
     def default(self) -> Tenancy:
-        """The oldest one; if there is none, the allocation that the program was started on, or a new one."""
+        """The oldest tenancy; if there is none, the allocation that the program was started on, or a new one."""
         with self._lock:
             return next(iter(self.all()), None) or self._open(open_allocation())
 
     def here(self) -> Tenancy:
-        """One with the machine that this program runs on; an embedded one if there is none."""
+        """A tenancy whose hosts include this machine; an embedded one if there is none."""
         with self._lock:
             found = next((one for one in self.all() if one.rank >= 0 and one.rank not in one.given_up), None)
             return found or self.open(open_embedded)

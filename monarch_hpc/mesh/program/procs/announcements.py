@@ -18,7 +18,7 @@ __all__ = ["Announcements"]
 
 _TAKE_S = 5.0
 """Time in which procs take an announcement, which their I/O does beside all code of users. One that takes longer is
-stopped by a signal, and nobody waits for it."""
+stopped by a signal, and is not waited for."""
 
 _RECHECK_S = 0.1
 """Time between looks at procs that have not taken it: they may have died."""
@@ -39,7 +39,7 @@ class Announcements:
         self._open: dict[tuple[int, int, int], _Open] = {}
 
     def announce(self, proc: ProcRef, actors: Sequence[int], done: Callable[[], None]) -> None:
-        """Tell all procs that *proc* is the current one of its rank; call *done* when they know it.
+        """Announce *proc* as the current one of its rank to all procs; call *done* when all have acknowledged it.
 
         Args:
             actors: numbers of the actors that have been made again in it.

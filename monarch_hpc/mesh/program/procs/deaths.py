@@ -53,7 +53,7 @@ class Deaths:
         Args:
             incarnation: the proc.
             death: how it has ended.
-            handled: whether a restart policy takes care of it, and of its actors: then nobody else has to.
+            handled: whether a restart policy takes care of it, and of its actors: then no owner has to.
         """
         if handled:
             self._handled[incarnation] = True

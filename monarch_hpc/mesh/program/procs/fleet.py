@@ -384,7 +384,7 @@ class Fleet:
         return mesh.plan.hosts if mesh is not None else ()
 
     def ends_with_policy(self, number: int) -> bool:
-        """Whether a mesh with a restart policy is being stopped: a death there is nobody's concern."""
+        """Whether a mesh with a restart policy is being stopped: a death there is not reported."""
         mesh = self._meshes.get(number)
         return mesh is not None and mesh.stopping is not None and mesh.plan.restart is not None
 

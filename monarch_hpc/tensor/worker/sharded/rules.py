@@ -69,7 +69,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     Args:
         mesh: the device mesh.
         seed: of the random numbers, which are those of one process: each rank draws all of them.
-        trusts: tells whether DTensor's rule of an operator is used, given `is_regular`; for the sweep.
+        trusts: whether DTensor's rule of an operator is used, given `is_regular`; for the sweep.
     """
 
     def __init__(self, mesh: Any, seed: int, trusts: Callable[[str, bool], bool] | None = None) -> None:

@@ -7,7 +7,7 @@ import pytest
 from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.hosts.losses import AskSlurm, no_answer
-from monarch_hpc.agent.head.runs import OpenWitness
+from monarch_hpc.agent.head.runs import OpenObserver
 from monarch_hpc.supervision import Liveness
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.control.allocation import (
@@ -66,7 +66,7 @@ class World:
         self.clock = ManualClock()
         self.written: list[tuple[list[int], dict[int, str]]] = []
         self.ended = 0
-        self.witness: OpenWitness = lambda _recording: None
+        self.observer: OpenObserver = lambda _recording: None
         self.events: list[Event] = []
         self.head = Head(
             num_hosts,
@@ -75,7 +75,7 @@ class World:
             5.0,
             self._changed,
             self._ended,
-            lambda told: self.witness(told),
+            lambda told: self.observer(told),
             MAX_ANSWER_BYTES,
             360.0,
             self.events.append,

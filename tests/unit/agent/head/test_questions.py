@@ -149,7 +149,7 @@ HERE, THERE = (Recording("1", place, "n0", 7, 3, "feed") for place in ("here", "
 
 def test_a_program_whose_memory_is_here_is_not_asked(world: World) -> None:
     memory = Memory()
-    world.witness = lambda recording: memory if recording == HERE else None  # type: ignore[assignment, return-value]
+    world.observer = lambda recording: memory if recording == HERE else None  # type: ignore[assignment, return-value]
     program, tool = world.open("1"), Party()
     world.take_all(), program.take()
     world.head.on_client(program, HERE)
