@@ -7,7 +7,15 @@ from typing import Self
 from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.config import Config
-from monarch_hpc.config.schema import FabricConfig, LogsConfig, ProcsConfig, RecordingConfig, TransportConfig, UcxConfig
+from monarch_hpc.config.schema import (
+    FabricConfig,
+    LogsConfig,
+    ProcsConfig,
+    RdmaConfig,
+    RecordingConfig,
+    TransportConfig,
+    UcxConfig,
+)
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.supervision.liveness import Lease
@@ -45,6 +53,7 @@ class ProcSettings:
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
+    rdma: RdmaConfig
     slurm: SlurmIds
     logs: LogsConfig
 
@@ -77,6 +86,7 @@ class ProcSettings:
             limits=config.transport,
             fabric=config.fabric,
             ucx=config.ucx,
+            rdma=config.rdma,
             slurm=SlurmIds.of(args.environment),
             logs=config.logs,
         )

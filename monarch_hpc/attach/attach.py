@@ -125,6 +125,7 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
     if role is Role.CONTROLLER:
         raise_file_limit()
         node.own_memory.cross_memory.use(config.fabric.order)
+        node.own_memory.devices.use(config.rdma.staged)
     with_ucx = role is Role.CONTROLLER and wants_ucx(config.fabric)
     if with_ucx:
         node.use_fabric(lambda: _open_ucx(engine, config, ready))

@@ -183,6 +183,13 @@ class UcxConfig:
 
 
 @dataclass(frozen=True)
+class RdmaConfig:
+    """One-sided memory."""
+
+    staged: Literal["warn", "refuse"]
+
+
+@dataclass(frozen=True)
 class RecordingConfig:
     """Retention of the records of procs, and answers to questions about them."""
 
@@ -222,6 +229,7 @@ class Config:
     transport: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
+    rdma: RdmaConfig
     logs: LogsConfig
     telemetry: RecordingConfig
     tensor: TensorConfig

@@ -15,6 +15,7 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.arguments import check_instance, check_number, check_time_limit
 from monarch_hpc.rdma.buffer import DEFAULT_TIMEOUT_S, Moving, RDMABuffer
+from monarch_hpc.rdma.devices import settle
 from monarch_hpc.rdma.local import Local
 from monarch_hpc.rdma.remote_use import MoveUse, record_waits
 from monarch_hpc.transport.memory.moves import Move, Moves
@@ -104,6 +105,10 @@ class RDMAAction:
         limit_s = check_time_limit("timeout", timeout)
         if self._prepared is None:
             self._prepared = {proc: Moves(moves) for proc, moves in self._moves.items()}
+        for moves in self._prepared.values():
+            if not moves.on_host:
+                for move in moves.moves:
+                    settle(move.buffer)
         parts = [_move(runtime, limit_s, proc, moves) for proc, moves in self._prepared.items()]
         return _All(runtime, [*parts, *(begin(runtime, limit_s) for begin in self._changes)])
 

@@ -16,6 +16,7 @@ from monarch_hpc.core.storage.segment import Access
 from monarch_hpc.mesh.actors import ActorMesh, procs_of
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.rdma.backend import get_rdma_backend
+from monarch_hpc.rdma.devices import settle
 from monarch_hpc.rdma.lending import lend
 from monarch_hpc.rdma.local import Local, allocation_of, check_types, look_at
 from monarch_hpc.rdma.remote_use import AskUse, MoveUse, after
@@ -64,6 +65,7 @@ class RDMABuffer:
 
     def _lend(self, local: Local, allocation: tuple[int, int] | None, *, writable: bool) -> None:
         runtime, maker = current_runtime(), context()
+        settle(local.buffer)
         memory = runtime.node.register(local.buffer, writable=writable, allocation=allocation)
         self.owner = str(maker.actor_id)
         self.shape, self.dtype, self.device, self.writable = local.shape, local.dtype, local.device, writable
@@ -291,6 +293,7 @@ class Moving:
         buffer = self.buffer
         what = f"{'write' if self.write else 'read'} of {self.num_bytes} bytes of {buffer!r} on {buffer._proc.host}"
         identifier, offset, local, write = self.move
+        settle(local)
 
         def move(memory: MemoryPeer) -> Transfer:
             return memory.move(identifier, offset, local, write=write)

@@ -10,6 +10,7 @@ from typing import Any
 
 from monarch_hpc.core.arguments import shown
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.rdma.devices import describe
 
 __all__ = ["Local", "allocation_of", "check_types", "check_unmasked", "look_at"]
 
@@ -83,6 +84,8 @@ def look_at(what: str, data: object, *, writable: bool) -> Local:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(data, torch.Tensor):
         local: Local = importlib.import_module(_TENSORS).look_at_tensor(what, data)
+    elif (array := describe(what, data)) is not None:
+        local = Local(array.buffer, array.num_bytes, array.shape, array.dtype, array.device, array.writable, "")
     elif (numpy is not None and isinstance(data, numpy.ndarray)) or hasattr(data, "__array_interface__"):
         local = _look_at_array(what, data)
     else:

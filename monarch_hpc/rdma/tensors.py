@@ -6,7 +6,7 @@ import torch
 
 from monarch_hpc.rdma.local import Local
 
-__all__ = ["check_plain", "check_type", "empty_tensor", "lay_over", "look_at_tensor"]
+__all__ = ["check_plain", "check_type", "empty_tensor", "lay_over", "look_at_tensor", "wait_for_stream"]
 
 
 def check_plain(what: str, tensor: torch.Tensor) -> None:
@@ -41,6 +41,11 @@ def look_at_tensor(what: str, tensor: torch.Tensor) -> Local:
     buffer = flat.numpy().data if on_host else flat
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Local(buffer, num_bytes, tuple(tensor.shape), dtype, str(tensor.device), True, "torch")
+
+
+def wait_for_stream(tensor: torch.Tensor) -> None:
+    """Return when all that was begun on the current stream of the tensor's GPU is done."""
+    torch.accelerator.current_stream(tensor.device).synchronize()
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: str) -> torch.Tensor:

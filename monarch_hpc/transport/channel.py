@@ -93,7 +93,7 @@ class PeerChannel:
         self._peer_left = False  # BYE arrived on the lane
         self.memory = RemoteMemories(
             *(engine, self._send_whole, lambda: self.error, str(peer), limits),
-            *(own_memory.cross_memory, self._introduction.begin),
+            *(own_memory.cross_memory, own_memory.devices, self._introduction.begin),
         )
         self.sharing = SharedFrames(self._send_whole, keeps=hands_on)
         self._parts = PartReader()

@@ -11,6 +11,7 @@ from monarch_hpc.config.schema import (
     FabricConfig,
     LogsConfig,
     ProcsConfig,
+    RdmaConfig,
     TransportConfig,
     UcxConfig,
     as_document,
@@ -56,13 +57,21 @@ processes of a job, but procs end when their agent says so."""
 STOP_ORDERED = signal.SIGURG
 """Signal that the agent sends a proc beside SIGTERM, to tell its own from Slurm's. It is ignored without a handler."""
 
-_Section = type[ProcsConfig] | type[TransportConfig] | type[FabricConfig] | type[UcxConfig] | type[LogsConfig]
+_Section = (
+    type[ProcsConfig]
+    | type[TransportConfig]
+    | type[FabricConfig]
+    | type[UcxConfig]
+    | type[RdmaConfig]
+    | type[LogsConfig]
+)
 
 _SECTIONS: dict[str, _Section] = {
     "procs": ProcsConfig,
     "limits": TransportConfig,
     "fabric": FabricConfig,
     "ucx": UcxConfig,
+    "rdma": RdmaConfig,
     "logs": LogsConfig,
 }
 """The sections of the configuration in a `ProcStart`."""
@@ -116,6 +125,7 @@ class ProcStart:
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
+    rdma: RdmaConfig
     logs: LogsConfig
     cpus: list[int] = field(default_factory=list)
     memory_nodes: list[int] = field(default_factory=list)

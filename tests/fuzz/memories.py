@@ -91,7 +91,14 @@ def run_memory(data: bytes) -> str:
         own.memories._memories[_NAME] = own.memories._memories.pop(memory.parts.id)
         asked: list[Frame] = []
         remote = RemoteMemories(
-            engine, asked.append, lambda: None, "another process", _LIMITS, own.cross_memory, lambda: None
+            engine,
+            asked.append,
+            lambda: None,
+            "another process",
+            _LIMITS,
+            own.cross_memory,
+            own.devices,
+            lambda: None,
         )
         outcomes: list[object] = []
         remote.open(_NAME, outcomes.append)

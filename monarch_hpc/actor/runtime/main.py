@@ -146,6 +146,7 @@ def serve(start: ProcStart, prepare: Callable[[Runtime], None]) -> int:
         refused=recorder.refused,
     )
     node.own_memory.cross_memory.use(start.fabric.order)
+    node.own_memory.devices.use(start.rdma.staged)
     addresses = node.listen(start.listen_hosts)
     own = ProcRef(
         mesh=start.mesh,

@@ -194,6 +194,7 @@ class ProcSpawner:
             procs=settings.procs,
             limits=settings.limits,
             fabric=settings.fabric,
+            rdma=settings.rdma,
             ucx=settings.ucx,
             logs=settings.logs,
             cpus=binding.cpus,

@@ -40,6 +40,7 @@ __all__ = [
     "hold_spans",
     "open_span",
     "open_spans",
+    "place_digest",
     "write_fixed",
 ]
 
@@ -107,7 +108,7 @@ class Span:
     @property
     def near(self) -> bool:
         """Whether it lies on this host, with a process of this user in the same PID namespace."""
-        return bool(self.place.strip(b"\0")) and self.place == _place()
+        return bool(self.place.strip(b"\0")) and self.place == place_digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -187,7 +188,7 @@ def find(address: int, num_bytes: int, *, fixed: bool) -> Span | None:
     held = _holder(address)
     if held is None or address + num_bytes > held.end or held.fixed is not fixed:
         return None
-    return Span(_place(), os.getpid(), held.fd, held.tag, address - held.first, num_bytes)
+    return Span(place_digest(), os.getpid(), held.fd, held.tag, address - held.first, num_bytes)
 
 
 def _holder(address: int) -> _Held | None:
@@ -338,6 +339,7 @@ def _name(tag: bytes) -> str:
 
 
 @functools.cache
-def _place() -> bytes:
+def place_digest() -> bytes:
+    """A digest of `core.machine.place.read_place` in 8 bytes; zeros where that is unknown."""
     place = read_place()
     return hashlib.sha256(place.encode()).digest()[:8] if place else bytes(8)

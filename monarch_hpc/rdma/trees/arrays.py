@@ -22,23 +22,25 @@ _Array = np.ndarray[Any, Any]
 class _Arrays:
     """NumPy; see `rdma.trees.leaf.ArrayLibrary`."""
 
+    types: frozenset[type] = frozenset((np.ndarray, np.memmap))
+
     def look(self, what: str, data: _Array, box: Box | None, whole: tuple[int, ...]) -> Leaf:
         """See `ArrayLibrary.look`."""
-        check_unmasked(what, data)
-        if type(data) not in (np.ndarray, np.memmap):  # such as a unit, which would be lost
+        if type(data) not in self.types:  # such as a unit, which would be lost
+            check_unmasked(what, data)
             raise TypeError(
                 f"{what} is a {class_name(data)}: put plain arrays into the tree, as numpy.asarray(...) of it"
             )
-        shape = tuple(data.shape)
-        address = int(data.__array_interface__["data"][0])
-        strides = Strides(address, shape, tuple(data.strides), data.dtype.itemsize)
+        shape = data.shape
+        strides = Strides(int(data.__array_interface__["data"][0]), shape, data.strides, data.dtype.itemsize)
+        span = allocation = strides.span
         root: Any = data
         while isinstance(root.base, np.ndarray):
             root = root.base
-        start = int(root.__array_interface__["data"][0])
-        low, high = Strides(start, root.shape, root.strides, root.dtype.itemsize).span
-        span = strides.span
-        allocation = (low, high) if low <= span[0] and span[1] <= high else span
+        if root is not data:
+            start = int(root.__array_interface__["data"][0])
+            low, high = Strides(start, root.shape, root.strides, root.dtype.itemsize).span
+            allocation = (low, high) if low <= span[0] and span[1] <= high else span
         own = Box((0,) * len(shape), shape)
         return Leaf(
             "numpy",
@@ -53,10 +55,13 @@ class _Arrays:
             data,
         )
 
-    def signature(self, data: _Array) -> tuple[Any, ...]:
+    def signature(self, data: _Array) -> tuple[Any, ...] | None:
         """See `ArrayLibrary.signature`."""
+        dtype = data.dtype
+        if dtype.hasobject:  # whose elements are values, and no memory
+            return None
         address = data.__array_interface__["data"]  # and whether it is read-only
-        return type(data), address, data.shape, data.strides, data.dtype
+        return type(data), address, data.shape, data.strides, dtype
 
     def item_bytes(self, dtype: str) -> int:
         """See `ArrayLibrary.item_bytes`."""

@@ -49,7 +49,13 @@ class Leaf:
 
 
 class ArrayLibrary(Protocol):
-    """What is asked of NumPy or torch."""
+    """What is asked of NumPy or torch.
+
+    Attributes:
+        types: of arrays whose `signature` may be known.
+    """
+
+    types: frozenset[type]
 
     def look(self, what: str, data: Any, box: Box | None, whole: tuple[int, ...]) -> Leaf:
         """Describe *data*; *box* and *whole* if it is a shard.

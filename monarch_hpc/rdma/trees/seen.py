@@ -7,9 +7,10 @@ already are found again, for as long as they are lent, and held.
 from __future__ import annotations
 
 import bisect
+import functools
 import pickle
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import cached_property
 from typing import Any
 
@@ -18,8 +19,8 @@ from monarch_hpc.rdma.buffer import RDMABuffer, lend_scattered
 from monarch_hpc.rdma.trees.arrangement import Arrangement, Range, arrange, join_ranges
 from monarch_hpc.rdma.trees.host_memory import bytes_of_leaves
 from monarch_hpc.rdma.trees.layout import ALIGNMENT, Entry, SharedRange, pack_places
-from monarch_hpc.rdma.trees.leaf import Leaf, find_array
-from monarch_hpc.rdma.trees.tree import Placeholder, replace_leaves, skeleton_of
+from monarch_hpc.rdma.trees.leaf import ArrayLibrary, Leaf, find_array, library_of
+from monarch_hpc.rdma.trees.tree import Placeholder, flatten, replace_leaves
 from monarch_hpc.transport.memory.places import Scattered
 from monarch_hpc.wire.serializer import dumps, loads
 
@@ -30,42 +31,57 @@ class SeenTree:
     """A tree as it is at the moment.
 
     Attributes:
-        values: keys of what is no array.
         signature: equal for trees whose arrays have the same keys, and lie at the same places; None if unknown.
+        skeleton: equal for trees of arrays alone with equal containers; None for any other tree.
     """
 
     def __init__(self, tree: object) -> None:
-        self._found: dict[str, Any] = {}
-        self.values: list[str] = []
-        signature: list[Any] = []
+        self._given = tree
+        self.signature: tuple[Hashable, ...] | None = None
+        self.skeleton: Hashable = None
+        flat = flatten(tree)
+        parts = None if flat is None else [_signature_of(value) for value in flat[0]]
+        if flat is None or parts is None or None in parts:
+            places = [(key, library.signature(data), *rest) for key, (library, data, *rest) in self._found.items()]
+            self.signature = None if any(one[1] is None for one in places) else tuple(places)
+        else:
+            self.skeleton = flat[1]
+            self.signature = self.skeleton, *parts
+
+    @cached_property
+    def _taken(self) -> tuple[Any, dict[str, Any], list[str]]:
+        """The tree without its arrays, these by key, and the keys of what is no array."""
+        found: dict[str, Any] = {}
+        values: list[str] = []
 
         def take(key: str, value: Any) -> Any:
-            found = find_array(f"tree[{key!r}]", value)
-            if found is None:
-                self.values.append(key)
+            one = find_array(f"tree[{key!r}]", value)
+            if one is None:
+                values.append(key)
                 return value
-            self._found[key] = found
-            library, data, box, whole = found
-            signature.append((key, library.signature(data), box, whole))
+            found[key] = one
             return Placeholder(key)
 
-        self._tree = replace_leaves(tree, take)
-        self.signature = None if any(one[1] is None for one in signature) else tuple(signature)
+        return replace_leaves(self._given, take), found, values
+
+    @property
+    def _found(self) -> dict[str, Any]:
+        return self._taken[1]
+
+    @property
+    def values(self) -> list[str]:
+        """Keys of what is no array."""
+        return [] if self.skeleton is not None else self._taken[2]
 
     @cached_property
     def structure(self) -> bytes:
         """The tree without its arrays, pickled."""
-        return pack_structure(self._tree)
-
-    @cached_property
-    def skeleton(self) -> Hashable:
-        """What is equal for trees with equal structures, if their arrays have the same keys; None if unknown."""
-        return skeleton_of(self._tree)
+        return pack_structure(self._taken[0])
 
     @property
     def empty(self) -> bool:
         """Whether it has no array."""
-        return not self._found
+        return not self._found if self.skeleton is None else self.signature == (self.skeleton,)
 
     @cached_property
     def leaves(self) -> dict[str, Leaf]:
@@ -88,6 +104,7 @@ class Lent(Scattered):
         entries, regions: of the layout.
         packed: what `pack_places` renders of them.
         others: ranges that are registered by themselves.
+        signature: of the tree; None if unknown.
     """
 
     def __init__(self, arrangement: Arrangement) -> None:
@@ -109,24 +126,29 @@ class Lent(Scattered):
         self.regions = tuple(regions)
         self.packed = pack_places(self.entries, self.regions)
         self._structures: dict[Hashable, bytes] = {}
+        self.signature: tuple[Hashable, ...] | None = None
 
     def structure_of(self, seen: SeenTree) -> bytes:
         """The structure of a tree of these arrays, which is not rendered again while they are lent."""
-        skeleton = seen.skeleton
-        if skeleton is None:
+        if seen.skeleton is None:
             return seen.structure
-        if skeleton not in self._structures:
-            self._structures[skeleton] = seen.structure
-        return self._structures[skeleton]
+        if seen.skeleton not in self._structures:
+            self._structures[seen.skeleton] = seen.structure
+        return self._structures[seen.skeleton]
 
     @classmethod
     def of(cls, seen: SeenTree) -> Lent:
         """The memory of a tree, which is not looked at again while it is lent already."""
-        known = None if seen.signature is None else _lent.get(seen.signature)
-        if known is None:
+        signature = seen.signature
+        if signature is None:
+            return cls(seen.arrangement)
+        name = signature[0], signature[1:2], signature[-1], len(signature)  # whose hash is not that of thousands
+        known = _lent.get(name)
+        if known is None or known.signature != signature:
             known = cls(seen.arrangement)
-            if seen.signature is not None and known.places and not known.others:
-                _lent[seen.signature] = known
+            known.signature = signature
+            if known.places and not known.others:
+                _lent[name] = known
         return known
 
     def register(self, *, writable: bool) -> tuple[RDMABuffer, ...]:
@@ -138,8 +160,22 @@ class Lent(Scattered):
         return (*lent, *others)
 
 
-_lent: weakref.WeakValueDictionary[Sequence[Any], Lent] = weakref.WeakValueDictionary()
-"""By signature. What is registered holds it, and with it the arrays: so no other memory can be where they are."""
+_lent: weakref.WeakValueDictionary[Hashable, Lent] = weakref.WeakValueDictionary()
+"""By parts of the signature. What is registered holds it, and with it the arrays: so no other memory can be where they
+are."""
+
+
+def _signature_of(value: Any) -> Hashable:
+    """The signature of an array or tensor; None for other values."""
+    library = _library_of(type(value))  # type: ignore[arg-type]  # types are hashable
+    return None if library is None else library.signature(value)
+
+
+@functools.lru_cache
+def _library_of(kind: type) -> ArrayLibrary | None:
+    """The library of arrays of exactly this type."""
+    name = kind.__module__.partition(".")[0]
+    return library_of(name) if name in ("numpy", "torch") and kind in library_of(name).types else None
 
 
 def _place(one: Range) -> tuple[str, int]:

@@ -20,6 +20,8 @@ _GRADIENT = "gradient"
 class _Tensors:
     """torch; see `rdma.trees.leaf.ArrayLibrary`."""
 
+    types: frozenset[type] = frozenset((torch.Tensor, torch.nn.Parameter))
+
     def look(self, what: str, data: torch.Tensor, box: Box | None, whole: tuple[int, ...]) -> Leaf:
         """See `ArrayLibrary.look`."""
         forms = [_PARAMETER] if isinstance(data, torch.nn.Parameter) else []

@@ -6,10 +6,12 @@ import copy
 import dataclasses
 import functools
 import itertools
+import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-__all__ = ["Placeholder", "join_trees", "named_leaves", "replace_leaves", "set_values", "skeleton_of"]
+__all__ = ["Placeholder", "flatten", "join_trees", "named_leaves", "replace_leaves", "set_values"]
 
 _Path = tuple[str, ...]
 
@@ -91,27 +93,56 @@ def _parts_by(kind: type) -> Callable[[Any], list[tuple[Any, Any]]] | None:
     return None
 
 
-def skeleton_of(tree: object) -> Hashable:
-    """What is equal for trees of equal containers whose values are all `Placeholder`; None for any other tree."""
+def flatten(tree: object) -> tuple[list[Any], Hashable] | None:
+    """The values in *tree* that are no containers, in the order of `named_leaves`, and a digest of the containers.
+
+    Equal digests give equal keys: the containers' types, keys and attributes are equal. Some ten times as fast as
+    `replace_leaves`. None if *tree* has other containers than dicts whose keys are texts (ordered ones, too), lists and
+    tuples.
+    """
+    values: list[Any] = []
     try:
-        return _skeleton(tree)
-    except _NotPlainError:
+        return values, _flatten(tree, values)
+    except (_NotPlainError, RecursionError):  # one that contains itself, which `replace_leaves` names
         return None
 
 
 class _NotPlainError(Exception):
-    """The tree has other values, or containers of derived classes."""
+    """The tree has other containers."""
 
 
-def _skeleton(value: Any) -> Hashable:
-    kind = type(value)
-    if kind is Placeholder:
-        return 0
-    if kind is dict:
-        return kind, tuple(value), tuple(map(_skeleton, value.values()))
+_PLAIN = frozenset((dict, OrderedDict, list, tuple))
+_TEXTS = frozenset((str,))
+
+
+def _flatten(container: Any, values: list[Any]) -> Hashable:
+    kind = type(container)
+    form: Hashable
     if kind is list or kind is tuple:
-        return kind, tuple(map(_skeleton, value))
-    raise _NotPlainError
+        parts, form = container, len(container)
+    elif kind in _PLAIN and _TEXTS.issuperset(map(type, container)):
+        parts, form = container.values(), tuple(container)
+        if kind is OrderedDict and container.__dict__:  # such as the `_metadata` of a state_dict
+            form = form, _packed(container.__dict__)
+    else:
+        raise _NotPlainError
+    inner = []
+    for place, part in enumerate(parts):
+        kind_of_part = type(part)
+        if kind_of_part in _PLAIN:
+            inner.append((place, _flatten(part, values)))
+        elif _parts_by(kind_of_part) is None:  # type: ignore[arg-type]  # types are hashable
+            values.append(part)
+        else:
+            raise _NotPlainError
+    return kind, form, tuple(inner)
+
+
+def _packed(attributes: dict[str, Any]) -> bytes:
+    try:
+        return pickle.dumps(attributes, 5)
+    except Exception as error:  # whatever objects users keep there
+        raise _NotPlainError from error
 
 
 def _set(container: Any, name: Any, part: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Self
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError, MemoryAccessError
 from monarch_hpc.core.storage.segment import SPAN_BYTES
+from monarch_hpc.transport.memory.device.handle import DEVICE_HANDLE_BYTES
 from monarch_hpc.transport.memory.places import Places
 from monarch_hpc.wire.frames import Buffer
 
@@ -23,6 +24,7 @@ _ON_DEVICE = 2
 _SHAREABLE = 4
 _APART = 8
 _REFUSED = 16
+_HANDLE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,14 @@ class Key:
 
     Attributes:
         nbytes: size of the memory.
-        on_device: whether it is device memory, which only UCX reaches.
+        on_device: whether it is memory of a GPU.
         address: address in the owner's process, for UCX; 0 if UCX cannot be used.
         rkey: UCX's packed key; empty if UCX cannot be used.
         span: where processes of the same host can map it, see `core.storage.segment.Span`; empty if they cannot.
         places: the ranges of a memory that lies apart, each with its address and packed key; None for other memory.
         refused: whether the owner's UCX could not register it, so that frames carry it.
+        handle: by which processes of the same host open memory of a GPU, see `transport.memory.device.handle`; else
+            empty.
     """
 
     id: bytes
@@ -48,14 +52,15 @@ class Key:
     span: bytes = b""
     places: Places | None = None
     refused: bool = False
+    handle: bytes = b""
 
     def pack(self) -> bytes:
         """Render the key as bytes."""
         flags = (_WRITABLE if self.writable else 0) | (_ON_DEVICE if self.on_device else 0)
         flags |= (_SHAREABLE if self.span else 0) | (0 if self.places is None else _APART)
-        flags |= _REFUSED if self.refused else 0
+        flags |= (_REFUSED if self.refused else 0) | (_HANDLE if self.handle else 0)
         rest = self.rkey if self.places is None else self.places.pack()
-        return _KEY.pack(self.id, self.nbytes, flags, self.address) + self.span + rest
+        return _KEY.pack(self.id, self.nbytes, flags, self.address) + self.span + self.handle + rest
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -67,10 +72,11 @@ class Key:
         if len(data) < _KEY.size:
             raise MemoryAccessError("here", f"{len(data)} bytes are not a memory key")
         identifier, nbytes, flags, address = _KEY.unpack_from(data)
-        rest = _KEY.size + (SPAN_BYTES if flags & _SHAREABLE else 0)
+        span_end = _KEY.size + (SPAN_BYTES if flags & _SHAREABLE else 0)
+        rest = span_end + (DEVICE_HANDLE_BYTES if flags & _HANDLE else 0)
         if len(data) < rest:
             raise MemoryAccessError("here", f"{len(data)} bytes are not a memory key")
-        span, rkey = data[_KEY.size : rest], data[rest:]
+        span, handle, rkey = data[_KEY.size : span_end], data[span_end:rest], data[rest:]
         places: Places | None = None
         if flags & _APART:
             try:
@@ -78,7 +84,7 @@ class Key:
             except ValueError as error:
                 raise MemoryAccessError("here", f"it is not a memory key: {error}") from None
         writable, on_device, refused = (bool(flags & flag) for flag in (_WRITABLE, _ON_DEVICE, _REFUSED))
-        return cls(identifier, nbytes, writable, on_device, address, rkey, span, places, refused)
+        return cls(identifier, nbytes, writable, on_device, address, rkey, span, places, refused, handle)
 
     def problem(self, offset: int, nbytes: int, *, write: bool) -> str:
         """Why *nbytes* bytes at *offset* cannot be read, or written if *write*; empty if they can."""

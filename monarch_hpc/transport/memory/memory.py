@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from monarch_hpc.core.machine.buffer_address import address_of, lend
+from monarch_hpc.transport.memory.device.copies import copy_between
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.places import Places
+from monarch_hpc.wire.frames import Buffer
 
 __all__ = ["Memory"]
 
@@ -83,6 +85,25 @@ class Memory:
             return self.view[offset : offset + num_bytes]
         return lend(self._key.locate(offset, 0), num_bytes, self.buffer)
 
+    def read(self, offset: int, num_bytes: int) -> memoryview:
+        """These bytes, which there are: the memory itself, or a copy of what is on a device.
+
+        Raises:
+            OSError: the device's driver refuses it.
+        """
+        if not self._key.on_device:
+            return self.part(offset, num_bytes)
+        copied = bytearray(num_bytes)
+        copy_between(address_of(copied), self.address + offset, num_bytes, self.address)
+        return memoryview(copied)
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Write *data*, which fits, from *offset* on; errors as of `read`."""
+        if not self._key.on_device:
+            self.part(offset, len(data))[:] = data
+        elif len(data):
+            copy_between(self.address + offset, address_of(data), len(data), self.address)
+
     def target(self, offset: int, num_bytes: int) -> Any:
         """These bytes, which there are, of a host or of a device, as a target of transfers."""
         buffer: Any = self.buffer
@@ -95,7 +116,7 @@ class Memory:
             close: called once when the memory is closed.
         """
         key = self._key
-        self._key = Key(key.id, key.nbytes, key.writable, key.on_device, address, rkey, key.span)
+        self._key = replace(key, address=address, rkey=rkey)
         self._close_served = close
 
     def attach_places(self, rkeys: tuple[bytes, ...], close: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.cma.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.device.devices import Devices
 from monarch_hpc.transport.memory.grants import Grants
 from monarch_hpc.transport.memory.moves import Moves, join_transfers
 from monarch_hpc.transport.memory.peer import Answered
@@ -29,12 +30,14 @@ class OwnMemories:
         memories: those that are registered.
         grants: those that other processes have opened.
         cross_memory: what copies memory between this process and others of this host.
+        devices: what carries memory of GPUs.
         pulls: copies of other processes' memory into these.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.cross_memory = CrossMemory(engine)
+        self.devices = Devices(engine, self.cross_memory.copiers)
         self.memories = Memories(engine)
         self.grants = Grants(engine, self.memories, self.cross_memory)
         self.pulls = Pulls(engine, self.grants, self)

@@ -35,17 +35,19 @@ class RemoteMemory:
         packed, key: empty and None until the key has been fetched.
         address: where it lies in the owner's process, if this one can copy it by itself; else 0.
         mapping: the memory itself, if this process can map it.
+        device_path: what carried the last transfer with memory of a GPU, here or there; empty if the fabric did.
         waiting: what waits for the key.
         num_moving: transfers in progress.
         revoked: it is to be released once none is.
     """
 
-    __slots__ = ("address", "key", "mapping", "num_moving", "packed", "revoked", "waiting")
+    __slots__ = ("address", "device_path", "key", "mapping", "num_moving", "packed", "revoked", "waiting")
 
     def __init__(self) -> None:
         self.packed = b""
         self.key: Key | None = None
         self.address = 0
+        self.device_path = ""
         self.mapping: Mapping | None = None
         self.waiting: list[Start] = []
         self.num_moving = 0
@@ -54,6 +56,8 @@ class RemoteMemory:
     @property
     def path(self) -> str:
         """What this process moves its bytes with by itself, or why frames carry them; empty if the fabric does."""
+        if self.device_path:
+            return self.device_path
         if self.mapping is not None:
             return _MAPPED
         if self.address:

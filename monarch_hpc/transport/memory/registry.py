@@ -14,6 +14,8 @@ from monarch_hpc.core.machine.buffer_address import address_of
 from monarch_hpc.core.storage.segment import find
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.device.copies import copy_between, place_of
+from monarch_hpc.transport.memory.device.handle import handle_of
 from monarch_hpc.transport.memory.framed.lists import ListedPiece, ListProblem, pack_problem, parse_list, scatter
 from monarch_hpc.transport.memory.framed.operations import PIECE_BYTES
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, parse_span
@@ -70,7 +72,7 @@ class Memories:
             address, nbytes, may_write = span
             if writable and not may_write:
                 raise ValueError(f"the device's memory cannot be written to: {type(buffer).__name__}")
-            key = Key(identifier, nbytes, writable, on_device=True)
+            key = Key(identifier, nbytes, writable, on_device=True, handle=handle_of(address).pack())
             memory = Memory(self._forget, buffer, None, address, key)
         self._memories[identifier] = memory
         return memory
@@ -98,12 +100,14 @@ class Memories:
         Atomic among all changes, not among other writes.
         """
         problem = self._problem(identifier, change.offset, WORD_BYTES, write=True)
+        if not problem and self._memories[identifier].parts.on_device:
+            problem = "a number in memory of a GPU"
         if not problem and change.offset % WORD_BYTES:
             problem = f"a number at {change.offset}, which is no multiple of {WORD_BYTES}"
         if problem:
             return b"", problem
         with self._copying:
-            return change.apply(self._place(identifier, change.offset, WORD_BYTES)), ""
+            return change.apply(self._memories[identifier].part(change.offset, WORD_BYTES)), ""
 
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
         """Read memory of this process itself, with the checks and errors of `transport.api.FrameChannel.get`."""
@@ -114,25 +118,34 @@ class Memories:
         return self._copy(key, offset, data, write=True)
 
     def _copy(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer:
-        view = host_view(buffer, writable=not write)
-        transfer = Transfer(self._engine, f"{'put' if write else 'get'} of {view.nbytes} bytes at {offset}, {_HERE}")
+        address, nbytes, on_device = place_of(buffer, writable=not write)
+        transfer = Transfer(self._engine, f"{'put' if write else 'get'} of {nbytes} bytes at {offset}, {_HERE}")
         try:
             parts = Key.parse(key)
-            parts.check(_HERE, offset, view.nbytes, write=write)
+            parts.check(_HERE, offset, nbytes, write=write)
             # In pieces, as on a channel: between two of them the memory may be closed.
-            for at in range(0, max(view.nbytes, 1), PIECE_BYTES):
-                piece = view[at : at + PIECE_BYTES]
+            for at in range(0, max(nbytes, 1), PIECE_BYTES):
+                size = min(PIECE_BYTES, nbytes - at)
                 with self._copying:
-                    problem = self._problem(parts.id, offset + at, piece.nbytes, write=write)
+                    problem = self._problem(parts.id, offset + at, size, write=write)
                     if problem:
                         raise MemoryAccessError(_HERE, problem)
-                    place = self._place(parts.id, offset + at, piece.nbytes)
-                    if write:
-                        place[:] = piece
+                    memory = self._memories[parts.id]
+                    if on_device or memory.parts.on_device:
+                        there, here = memory.address_of(offset + at), address + at
+                        into, data = (there, here) if write else (here, there)
+                        copy_between(into, data, size, address if on_device else there)
                     else:
-                        piece[:] = place
+                        view = host_view(buffer, writable=not write)[at : at + size]
+                        place = memory.part(offset + at, size)
+                        if write:
+                            place[:] = view
+                        else:
+                            view[:] = place
         except MemoryAccessError as error:
             transfer.finish(error)
+        except OSError as error:
+            transfer.finish(MemoryAccessError(_HERE, str(error)))
         else:
             transfer.finish()
         return transfer
@@ -147,6 +160,8 @@ class Memories:
             return None
         memory = self._memories.get(identifier)
         if memory is None or head.buffer_bytes[0] != nbytes or self._problem(identifier, offset, nbytes, write=True):
+            return None
+        if memory.parts.on_device:
             return None
         places = [memory.part(offset, nbytes)]
         self._landings[channel] = (identifier, places)
@@ -169,11 +184,14 @@ class Memories:
         elif isinstance(frame.buffers, RefusedBuffers) and frame.buffers:
             problem = problem or frame.buffers.why
         if not problem:
-            place = self._place(identifier, offset, nbytes)
-            if frame.kind is Kind.GET:
-                buffers = (place,)
-            elif landed is None or frame.buffers[0] is not landed[1][0]:
-                place[:] = frame.buffers[0]
+            memory = self._memories[identifier]
+            try:
+                if frame.kind is Kind.GET:
+                    buffers = (memory.read(offset, nbytes),)
+                elif landed is None or frame.buffers[0] is not landed[1][0]:
+                    memory.write(offset, frame.buffers[0])
+            except OSError as error:
+                problem = str(error)
         with contextlib.suppress(TransportError):  # the requester is gone
             channel.send(Frame(Kind.DATA, frame.reply, frame.dest, problem.encode(), buffers))
 
@@ -198,26 +216,36 @@ class Memories:
             problem = ListProblem(None, frame.buffers.why)
         buffers: tuple[bytes, ...] = ()
         if problem is None:
-            places = [self._place(*piece) for piece in pieces]
-            if write:
-                scatter(frame.buffers[0], places)
-            else:
-                buffers = (b"".join(places),)
+            found = [(self._memories[identifier], offset, nbytes) for identifier, offset, nbytes in pieces]
+            try:
+                if write:
+                    _write_all(found, frame.buffers[0])
+                else:
+                    buffers = (b"".join(memory.read(offset, nbytes) for memory, offset, nbytes in found),)
+            except OSError as error:
+                problem = ListProblem(None, str(error))
         body = b"" if problem is None else pack_problem(problem)
         with contextlib.suppress(TransportError):  # the requester is gone
             channel.send(Frame(Kind.DATA, frame.reply, frame.dest, body, buffers))
-
-    def _place(self, identifier: bytes, offset: int, nbytes: int) -> memoryview:
-        return self._memories[identifier].part(offset, nbytes)
 
     def _problem(self, identifier: bytes, offset: int, nbytes: int, *, write: bool) -> str:
         memory = self._memories.get(identifier)
         if memory is None:
             return "it has no such memory, or has closed it"
-        if memory.parts.on_device:
-            return "it is a device's memory, which only UCX reaches, and there is no UCX between the two"
         return memory.parts.problem(offset, nbytes, write=write)
 
     def forget(self, channel: FrameChannel) -> None:
         """Drop the state of *channel*, on which nothing more arrives."""
         self._landings.pop(channel, None)
+
+
+def _write_all(pieces: list[tuple[Memory, int, int]], data: Buffer) -> None:
+    """Distribute *data* over pieces of memories, their places and sizes; those of devices are copied in the end."""
+    places = [
+        memoryview(bytearray(nbytes)) if memory.parts.on_device else memory.part(offset, nbytes)
+        for memory, offset, nbytes in pieces
+    ]
+    scatter(data, places)
+    for (memory, offset, _nbytes), place in zip(pieces, places, strict=True):
+        if memory.parts.on_device:
+            memory.write(offset, place)

@@ -13,6 +13,7 @@ from monarch_hpc.core.recent import Recent
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.carriers import Carriers
 from monarch_hpc.transport.memory.cma.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.device.devices import Devices
 from monarch_hpc.transport.memory.framed.operations import Operations
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, num_bytes_of
 from monarch_hpc.transport.memory.mapping import map_memory
@@ -49,6 +50,7 @@ class RemoteMemories:
         broken: returns why the channel has ended; None while it is open.
         where: the peer, for errors.
         cross_memory: what copies memory of processes of this host.
+        devices: what carries memory of GPUs.
         want_lane: asks for a lane now, if one can be had; on the driver.
     """
 
@@ -60,6 +62,7 @@ class RemoteMemories:
         where: str,
         limits: TransportConfig,
         cross_memory: CrossMemory,
+        devices: Devices,
         want_lane: Callable[[], None],
     ) -> None:
         self._want_lane = want_lane
@@ -68,7 +71,7 @@ class RemoteMemories:
         self._send = send
         self._where = where
         self._operations = Operations(engine, send, where, limits.max_frame_bytes, limits.list_pieces)
-        self._carriers = Carriers(engine, self._operations, broken)
+        self._carriers = Carriers(engine, self._operations, broken, where, devices)
         self._cross_memory = cross_memory
         self._lock = allocate_lock()
         self._numbers = itertools.count(1)

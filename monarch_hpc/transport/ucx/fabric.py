@@ -17,6 +17,7 @@ from monarch_hpc.config.schema import FabricConfig, UcxConfig
 from monarch_hpc.config.tls import leave_out_rdma, opens
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.machine.cuda import has_gpu_direct
 from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.core.process.fork import hold_forks
 from monarch_hpc.core.process.thread import Thread
@@ -195,7 +196,7 @@ class UcxFabric:
             self._engine.call_soon(lambda: self.start(outcome.append))
             self._engine.wait(lambda: bool(outcome), None)
         registrations = self._registrations
-        if registrations is None or not memory.nbytes:
+        if registrations is None or not memory.nbytes or (memory.parts.on_device and not has_gpu_direct()):
             return
         from monarch_hpc.transport.ucx import _ucx
 

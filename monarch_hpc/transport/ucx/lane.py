@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from monarch_hpc.core.errors import FrameError, MemoryAccessError, PeerLost, TransportError
 from monarch_hpc.transport.api import FabricKind, LaneListener
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.key import Key, device_span
+from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.moves import Moves
 from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.ucx.front import APART_BYTES, FRONT, Arrived, Front
@@ -193,7 +193,7 @@ class UcxLane:
             TypeError: *buffer* has no buffer protocol.
             BufferError: it is not contiguous, or is read-only.
         """
-        if not self._one_sided and not key.on_device and device_span(buffer) is None:
+        if not self._one_sided:
             return None
         address, rkey, part = key.remote(offset)
         if not rkey:

@@ -225,7 +225,7 @@ def test_a_request_for_a_key_that_was_interrupted_holds_up_nobody(parties: Calla
 
     memories = RemoteMemories(
         *(party.engine, send, lambda: None, "another process", LIMITS),
-        *(CrossMemory(party.engine), lambda: None),
+        *(CrossMemory(party.engine), party.node.own_memory.devices, lambda: None),
     )
     with pytest.raises(KeyboardInterrupt):
         memories.move(bytes(ID_BYTES), 0, bytearray(4), write=False)

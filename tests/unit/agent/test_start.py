@@ -40,6 +40,7 @@ START = ProcStart(
     limits=_CONFIG.transport,
     fabric=_CONFIG.fabric,
     ucx=_CONFIG.ucx,
+    rdma=_CONFIG.rdma,
     logs=_CONFIG.logs,
     cpus=[2, 3],
     memory_nodes=[1],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from monarch_hpc.rdma.trees.tree import Placeholder, join_trees, named_leaves, replace_leaves, set_values, skeleton_of
+from monarch_hpc.rdma.trees.tree import flatten, join_trees, named_leaves, replace_leaves, set_values
 
 
 class Pair(NamedTuple):
@@ -64,15 +65,32 @@ def test_containers_that_do_not_change_are_the_same() -> None:
     assert new["x"] == 5 and new["shape"] is tree["shape"]
 
 
-def test_trees_of_equal_containers_have_one_skeleton() -> None:
-    tree = {"a": [Placeholder("a.0"), (Placeholder("a.1"),)], "b": {}}
-    assert skeleton_of(tree) == skeleton_of({"a": [Placeholder("x"), (Placeholder("y"),)], "b": {}})
-    others = [
-        {"a": [Placeholder(""), [Placeholder("")]], "b": {}},
-        {"b": {}, "a": [Placeholder(""), (Placeholder(""),)]},
-    ]
-    assert skeleton_of(tree) not in [skeleton_of(other) for other in others]
-    assert skeleton_of({"a": 1}) is None and skeleton_of(OrderedDict(a=Placeholder("a"))) is None
+def test_trees_of_equal_containers_are_flattened_to_equal_ones() -> None:
+    tree = {"a": [1, (2,)], "b": {}, "c": OrderedDict(x=3)}
+    flat = flatten(tree)
+    assert flat is not None and flat[0] == list(named_leaves(tree).values()) == [1, 2, 3]
+    same = flatten({"a": [7, (8,)], "b": {}, "c": OrderedDict(x=9)})
+    assert same is not None and same[1] == flat[1]
+    other = OrderedDict(x=3)
+    other._metadata = {"version": 2}  # type: ignore[attr-defined]
+    for differs in (
+        {"a": [1, [2]], "b": {}, "c": OrderedDict(x=3)},
+        {"b": {}, "a": [1, (2,)], "c": OrderedDict(x=3)},
+        {"a": [1, (2,)], "b": {}, "c": {"x": 3}},
+        {"a": [1, (2,)], "b": {}, "c": other},
+        {"a": [(2,), 1], "b": {}, "c": OrderedDict(x=3)},
+    ):
+        found = flatten(differs)
+        assert found is not None and found[1] != flat[1]
+
+
+def test_other_containers_are_not_flattened() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    secret = OrderedDict(x=1)
+    secret.lock = threading.Lock()  # type: ignore[attr-defined]
+    for tree in ({1: 2}, {"a": Pair(1, 2)}, [Layer(1)], 5, circle, {"a": torch.Size((2, 3))}, secret):
+        assert flatten(tree) is None
 
 
 def test_equal_keys_and_circles_are_refused() -> None:

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from monarch_hpc.core.errors import FrameError, MemoryAccessError
+from monarch_hpc.core.storage.segment import place_digest
+from monarch_hpc.transport.memory.device.handle import DeviceHandle
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, pack_span, parse_span
 
 ID = bytes(range(ID_BYTES))
@@ -20,6 +22,8 @@ ID = bytes(range(ID_BYTES))
         Key(ID, 2**40, writable=True),
         Key(ID, 5, writable=True, refused=True),
         Key(ID, 5, writable=True, on_device=True, address=2**64 - 1, rkey=b"packed"),
+        Key(ID, 5, writable=True, on_device=True, handle=DeviceHandle(b"place..x", bytes(range(64)), 2**40).pack()),
+        Key(ID, 5, writable=False, on_device=True, rkey=b"r", handle=DeviceHandle(bytes(8), bytes(64), 0).pack()),
     ],
 )
 def test_a_key_reads_back_as_written(key: Key) -> None:
@@ -75,6 +79,13 @@ def test_what_cannot_be_registered_is_refused_with_the_reason() -> None:
 
 def _on_device(**interface: object) -> SimpleNamespace:
     return SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "typestr": "<f4", **interface})
+
+
+def test_a_handle_opens_only_on_its_host_and_if_it_is_one() -> None:
+    handle = DeviceHandle(place_digest(), bytes(range(64)), 7)
+    assert DeviceHandle.parse(handle.pack()) == handle and handle.near and handle.opens
+    assert not DeviceHandle(b"elsewher", bytes(range(64)), 7).near
+    assert not DeviceHandle(place_digest(), bytes(64), 7).opens
 
 
 def test_a_devices_memory_is_told_by_its_interface() -> None:

@@ -1,0 +1,54 @@
+"""Trees that are seen again: arrays at the same places are found by a signature, everything else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from monarch_hpc.rdma.trees.seen import SeenTree
+
+
+def test_a_state_dict_is_seen_again_without_being_taken_apart() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    first, again = SeenTree(model.state_dict()), SeenTree(model.state_dict())
+    assert first.signature is not None and first.signature == again.signature
+    assert first.skeleton == again.skeleton is not None
+    assert not again.empty and again.values == [] and "_taken" not in vars(again)
+    assert list(again.leaves) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+_rows = np.arange(40.0).reshape(4, 10)
+_weight = torch.arange(12.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree | {"rows": _rows[1:]},
+        lambda tree: tree | {"rows": _rows[:, ::2]},
+        lambda tree: tree | {"rows": _rows.view(np.int64)},
+        lambda tree: tree | {"rows": np.ma.asarray(_rows)},
+        lambda tree: tree | {"weight": _weight.view(torch.int32)},
+        lambda tree: tree | {"weight": _weight.requires_grad_(False).view(3, 4)},
+        lambda tree: tree | {"weight": torch.nn.Parameter(_weight)},
+        lambda tree: tree | {"weight": _weight.clone()},
+        lambda tree: {"other": tree["rows"], "weight": tree["weight"]},
+        lambda tree: {"weight": tree["weight"], "rows": tree["rows"]},
+        lambda tree: tree | {"step": 1},
+        lambda tree: list(tree.values()),
+    ],
+)
+def test_what_differs_has_another_signature(change: Callable[[dict[str, Any]], Any]) -> None:
+    tree = {"rows": _rows, "weight": _weight}
+    assert SeenTree(tree).signature == SeenTree(dict(tree)).signature
+    assert SeenTree(change(tree)).signature != SeenTree(tree).signature
+
+
+def test_references_are_values_and_a_tree_of_them_is_empty() -> None:
+    seen = SeenTree({"names": np.array([object()])})
+    assert seen.empty and seen.values == ["names"] and seen.skeleton is None
+    assert SeenTree({}).empty and not SeenTree([np.zeros(1)]).empty and not SeenTree(np.zeros(1)).empty
