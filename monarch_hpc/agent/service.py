@@ -379,7 +379,8 @@ class Service:
             self._end_job()
 
     def _end_job(self) -> None:
-        if self._office is not None and self._office.is_heir:
+        held = self._config.slurm.allocate_by == "salloc"
+        if self._office is not None and (self._office.is_heir or held):
             self.termination.outlast_head(self._end, wanted=True)
         else:
             self._end()

@@ -4,6 +4,7 @@
     config.json   the agents' configuration
     job.sh        the batch script        agent.sh      the launcher that it starts on each host
     task.sh       the launcher of procs for MPI
+    salloc.sh     holds a job without batch script, on the login node; holder.sh runs job.sh on the first host then
     slurm.out     output of Slurm, the script and the agents
     runs/         output of procs
 

@@ -31,6 +31,7 @@ from monarch_hpc.slurm import (
     plan_group_flags,
     plan_job,
     reason_in_words,
+    render_salloc,
     render_script,
 )
 
@@ -54,6 +55,7 @@ _COUNT_EVERY_S = 1.0
 @click.option("--spare", type=click.IntRange(1), metavar="N", help="Take N hosts more, for the loss of others.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm whether and when it would begin, and stop.")
 @click.option("--estimate", is_flag=True, help="Compare starts of this and of smaller and shorter requests, and stop.")
+@click.option("--salloc", is_flag=True, help="Hold the hosts by salloc, for queues that take no batch job.")
 @click.option("--dry-run", is_flag=True, help="Print the batch script and stop.")
 @output_options
 def command(
@@ -71,6 +73,7 @@ def command(
     spare: int | None,
     test_only: bool,
     estimate: bool,
+    salloc: bool,
     dry_run: bool,
 ) -> int:
     """Take hosts from Slurm and hold them.
@@ -82,6 +85,8 @@ def command(
     --group gpu'. Programs ask for one by its name: hosts(group="gpu"). Time, partition, QOS, account, constraint and
     reservation hold for all, unless a group has its own; the time is the same for all.
     """
+    if salloc:
+        config = replace(config, slurm=replace(config.slurm, allocate_by="salloc"))
     # Options of the command line come last, so that they override the profile's.
     if spare:
         nodes, config = _with_spares(config, nodes, spare, grouped=bool(group or groups))
@@ -106,7 +111,11 @@ def command(
         for flags in plan_group_flags(config, request):
             show_notes(plan_job(config, flags, None), output)
         script = render_script(config, request)
-        output.show({"script": script}, script.removesuffix("\n"), script.splitlines())
+        document = {"script": script}
+        if config.slurm.allocate_by == "salloc":
+            document["salloc"] = holder = render_salloc(config, request)
+            script = f"{holder}\n# ---- job.sh, which it starts ----\n{script}"
+        output.show(document, script.removesuffix("\n"), script.splitlines())
         return 0
     if test_only or estimate:
         from monarch_hpc.cli.allocations.estimate import show_estimates, show_planned_start
@@ -127,6 +136,11 @@ def command(
         with explained_refusal(config, flags):
             record = allocations.submit(request)
         output.progress(f"script    {record.directory}/job.sh    job {record.job_id}  name {record.job_name}")
+        if config.slurm.allocate_by == "salloc":
+            output.progress(
+                "salloc    it needs this login node until its agents are ready: if its salloc or srun is ended"
+            )
+            output.progress("          here while it waits, hosts are granted and stay unused: 'monarch-hpc release'")
         if bg:
             if config.slurm.idle_min:
                 output.progress(_unused(config.slurm.idle_min))

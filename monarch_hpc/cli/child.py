@@ -31,6 +31,7 @@ class End(enum.Enum):
     ITSELF = enum.auto()
     STOPPED = enum.auto()  # by a signal to it or to this process
     ABANDONED = enum.auto()  # because its allocation is gone
+    LATE = enum.auto()  # because its time was over
 
 
 def block_signals() -> None:
@@ -79,16 +80,23 @@ class Child:
         """Whether a signal has ended the process."""
         return self._process.returncode is not None and self._process.returncode < 0
 
-    def wait(self, abandoned: Callable[[], bool], grace_s: float, spared: Callable[[], bool] = lambda: False) -> End:
+    def wait(
+        self,
+        abandoned: Callable[[], bool],
+        grace_s: float,
+        spared: Callable[[], bool] = lambda: False,
+        limit: Deadline | None = None,
+    ) -> End:
         """Wait for the process to end, and forward signals to it.
 
         After the first signal, or when *abandoned* returns true, it has *grace_s* seconds to end by itself, and longer
-        while *spared* returns true; a second signal kills it at once.
+        while *spared* returns true; a second signal kills it at once. When *limit* has passed, it is as after SIGTERM.
         """
         end = End.ITSELF
         deadline: Deadline | None = None
         while self._process.poll() is None:
-            info = signal.sigtimedwait(_SIGNALS, deadline.left_s() if deadline else _LONG_S)
+            until = deadline or limit
+            info = signal.sigtimedwait(_SIGNALS, min(until.left_s(), _LONG_S) if until else _LONG_S)
             if info is not None and info.si_signo in _STOPPING:
                 if end is End.STOPPED and not spared():
                     self._process.kill()
@@ -97,8 +105,8 @@ class Child:
                     self._process.send_signal(info.si_signo)
                 end = End.STOPPED
                 deadline = deadline or Deadline(grace_s)
-            elif deadline is None and abandoned():
-                end = End.ABANDONED
+            elif deadline is None and (abandoned() or (limit is not None and limit.passed())):
+                end = End.ABANDONED if abandoned() else End.LATE
                 self._process.terminate()
                 deadline = Deadline(grace_s)
             if deadline is not None and deadline.passed():

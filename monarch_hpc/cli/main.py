@@ -145,15 +145,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.error("Interrupted", "interrupted", _EXIT_INTERRUPTED)
         return _EXIT_INTERRUPTED
     except MonarchError as error:
-        output.error(type(error).__name__, _sentence(error), error.exit_code)
-        return error.exit_code
+        code = output.exit_code(error.exit_code)
+        output.error(type(error).__name__, _sentence(error), code)
+        return code
     except OSError as error:
-        output.error(type(error).__name__, f"{_sentence(error)} (details in {_save_traceback(error)})", _EXIT_IO)
-        return _EXIT_IO
+        code = output.exit_code(_EXIT_IO)
+        output.error(type(error).__name__, f"{_sentence(error)} (details in {_save_traceback(error)})", code)
+        return code
     except Exception as error:  # noqa: BLE001 - the edge: even a bug ends in a message
         problem = f"unexpected {type(error).__name__}: {error} (details in {_save_traceback(error)})"
-        output.error("InternalError", str(InternalError(problem)), InternalError.exit_code)
-        return InternalError.exit_code
+        code = output.exit_code(InternalError.exit_code)
+        output.error("InternalError", str(InternalError(problem)), code)
+        return code
     return result if isinstance(result, int) else 0
 
 

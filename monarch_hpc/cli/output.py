@@ -43,13 +43,21 @@ class Console:
         stdout: stream for results.
         stderr: stream for progress and errors.
         colour: whether stdout may get terminal escape codes.
+
+    Attributes:
+        raw_exit: whether the exit codes of the user's program may be any, so that each failure of this package is 1.
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, colour: bool) -> None:
         self.format = Format.TABLE
+        self.raw_exit = False
         self._stdout = stdout
         self._stderr = stderr
         self._colour = colour
+
+    def exit_code(self, code: int) -> int:
+        """Return the exit code of a failure of this package's own."""
+        return 1 if self.raw_exit else code
 
     def show(self, document: Mapping[str, object], text: str | TextTable, quiet: Sequence[str] = ()) -> None:
         """Write a command's result; called once per command.

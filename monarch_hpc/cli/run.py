@@ -15,8 +15,8 @@ from monarch_hpc.allocation.ready import check_allocation
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
 from monarch_hpc.cli.main import load_to_start
-from monarch_hpc.cli.output import Console, current_output
-from monarch_hpc.cli.runs.attach import on_interrupt_option, on_loss_option
+from monarch_hpc.cli.output import Console, Format, current_output
+from monarch_hpc.cli.runs.attach import exit_raw_option, on_interrupt_option, on_loss_option
 from monarch_hpc.cli.runs.command_line import Missing, plan_argv
 from monarch_hpc.cli.runs.limits import LimitWatch, cpu_limit_s
 from monarch_hpc.cli.runs.loss import JOB_END_S, why_lost
@@ -28,6 +28,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.death import EXIT_CODES, DeathKind
 from monarch_hpc.core.errors import AllocationError, MonarchError, PeerLost
 from monarch_hpc.core.ids import new_run_id
+from monarch_hpc.core.process.exit import TIMED_OUT
 from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.wire.control.runs import TAKEN_OVER
 
@@ -76,6 +77,7 @@ class _Target:
 )
 @click.option("--local", "num_local", type=click.IntRange(1), metavar="N", help="Use N embedded hosts on this machine.")
 @click.option("--needs", metavar="TIME", help="Do not start if the allocation ends before: 30m, 2h; exit code 75.")
+@click.option("--timeout", metavar="TIME", help="End the program after this time: 30m, 2h; exit code 124.")
 @click.option(
     "--on",
     "place",
@@ -85,6 +87,8 @@ class _Target:
 @on_loss_option
 @click.option("--detach", is_flag=True, help="Start the program on the first host, print its run, and return.")
 @on_interrupt_option
+@exit_raw_option
+@click.option("--json", "as_json", is_flag=True, help="With --detach: print the run as one JSON object.")
 @click.argument(
     "program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."
 )
@@ -92,10 +96,12 @@ def command(
     name: str | None,
     num_local: int | None,
     needs: str | None,
+    timeout: str | None,
     place: Literal["here", "host0"] | None,
     on_loss: str | None,
     detach: bool,
     on_interrupt: str | None,
+    as_json: bool,
     program: tuple[str, ...],
     plain: bool,
 ) -> int:
@@ -113,11 +119,16 @@ def command(
         raise click.UsageError("--local makes hosts that end with this command; --detach and --on host0 exclude it")
     if num_local is not None and on_loss not in (None, "stop"):
         raise click.UsageError("--local makes hosts that end with this command; --on-loss has nothing to hold there")
+    if as_json and not detach:
+        raise click.UsageError("--json goes with --detach: otherwise the output is the program's own")
     output = current_output()
+    if as_json:
+        output.format = Format.JSON
+    limit_s = 0.0 if timeout is None else float(parse_duration(timeout))
     argv = plan_argv(program, plain=plain)
     if isinstance(argv, Missing):
-        output.error(argv.kind, argv.sentence, argv.exit_code)
-        return argv.exit_code
+        output.error(argv.kind, argv.sentence, output.exit_code(argv.exit_code))
+        return output.exit_code(argv.exit_code)
     with contextlib.ExitStack() as resources:
         agents = None
         if num_local is not None:
@@ -135,14 +146,16 @@ def command(
         chosen = choose_place(wanted, config.login.controller, cpu_limit_s(), on_slurm=bool(target.name))
         held = (on_loss or config.run.on_loss) if target.name else "stop"
         if not chosen.on_host:
-            return _supervise(target, argv, config, output, held)
+            return _supervise(target, argv, config, output, held, limit_s)
         from monarch_hpc.cli.runs.foreground import run_on_host
 
         if argv[0] == sys.executable and config.agent.python:
             argv[0] = config.agent.python
         stop = OnInterrupt(on_interrupt or "cancel")
         outcome = run_on_host(
-            target.name, target.directory, argv, os.environ, config, output, chosen.why, stop, held, detach=detach
+            *(target.name, target.directory, argv, os.environ, config, output, chosen.why, stop, held),
+            detach=detach,
+            limit_s=limit_s,
         )
     if outcome.stopped:
         _tell_stopped(target.name, output)
@@ -184,7 +197,7 @@ def _choose(
 # ---- the run ----
 
 
-def _supervise(target: _Target, argv: list[str], config: Config, output: Console, on_loss: str) -> int:
+def _supervise(target: _Target, argv: list[str], config: Config, output: Console, on_loss: str, limit_s: float) -> int:
     """Start the program, hold its run open while it lives, and return its exit code."""
     check_allocation(target.directory)
     run = new_run_id()
@@ -214,7 +227,10 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
         owner.every(limits.period_s, limits.check)
     try:
         end = child.wait(
-            lambda: bool(owner.lost or owner.refusal), config.run.stop_grace_s, lambda: not owner.deadline.passed()
+            lambda: bool(owner.lost or owner.refusal),
+            config.run.stop_grace_s,
+            lambda: not owner.deadline.passed(),
+            Deadline(limit_s) if limit_s else None,
         )
         # A signal that was not asked for is a loss: a held run is left open, not closed.
         killed = end is End.ITSELF and child.killed and on_loss != "stop"
@@ -223,8 +239,9 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
     finally:
         owner.leave()
     if TAKEN_OVER in owner.lost:
-        output.error("TakenOver", f"{owner.lost}; this program has ended", EXIT_CODES[DeathKind.FENCED])
-        return EXIT_CODES[DeathKind.FENCED]
+        code = output.exit_code(EXIT_CODES[DeathKind.FENCED])
+        output.error("TakenOver", f"{owner.lost}; this program has ended", code)
+        return code
     if killed:
         from monarch_hpc.cli.runs.takeover import tell_held
 
@@ -236,6 +253,9 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
         raise AllocationError(target.directory.name, problem, owner.ending.kind if owner.ending else DeathKind.UNKNOWN)
     if end is End.STOPPED and target.name:
         _tell_stopped(target.name, output)
+    if end is End.LATE:
+        output.warn(f"the program was ended: its limit of {limit_s:g} s was over")
+        return TIMED_OUT
     return child.exit_code
 
 

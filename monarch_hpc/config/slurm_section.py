@@ -17,6 +17,7 @@ FlagValue = str | bool | None
 class SlurmConfig:
     """Requests to Slurm, and their timeouts."""
 
+    allocate_by: Literal["sbatch", "salloc"]
     partition: str | None
     qos: str | None
     account: str | None

@@ -15,7 +15,7 @@ from monarch_hpc.slurm.inside import JobHere, find_job_here, open_inside
 from monarch_hpc.slurm.job import Lifecycle, Stage
 from monarch_hpc.slurm.nodes.exclusions import Exclusion, Exclusions, exclude_bad_hosts
 from monarch_hpc.slurm.registry import AllocationRecord, Ended, check_name
-from monarch_hpc.slurm.script import Group, Request, plan_group_flags, plan_job_flags, render_script
+from monarch_hpc.slurm.script import Group, Request, plan_group_flags, plan_job_flags, render_salloc, render_script
 
 __all__ = [
     "AllocationRecord",
@@ -46,5 +46,6 @@ __all__ = [
     "plan_job",
     "plan_job_flags",
     "reason_in_words",
+    "render_salloc",
     "render_script",
 ]

@@ -20,12 +20,13 @@ from monarch_hpc.core.errors import (
     SlurmBusy,
     SlurmParseError,
 )
-from monarch_hpc.core.storage.files import private_dir
+from monarch_hpc.core.storage.files import private_dir, write_private
 from monarch_hpc.slurm.census import Census, queue_snapshot, take_census
 from monarch_hpc.slurm.checks.plan import JobPlan, plan_job
 from monarch_hpc.slurm.commands.argv import flag_words
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.commands.jobs import JobDetail, QueueRow
+from monarch_hpc.slurm.commands.salloc import find_salloc_job, read_salloc_refusal
 from monarch_hpc.slurm.commands.states import Phase
 from monarch_hpc.slurm.directory import await_epilogue, hook_problem, look, prepare
 from monarch_hpc.slurm.ghost import ask_agents, decide_ghost
@@ -35,7 +36,7 @@ from monarch_hpc.slurm.job import (
 )
 from monarch_hpc.slurm.owner import current_owner
 from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry
-from monarch_hpc.slurm.script import Request, plan_group_flags, render_script
+from monarch_hpc.slurm.script import Request, plan_group_flags, render_salloc, render_script
 from monarch_hpc.slurm.startup import Startup
 
 __all__ = ["Allocations", "Released"]
@@ -43,6 +44,8 @@ __all__ = ["Allocations", "Released"]
 _REQUESTED = "its release was requested"
 # A job's end takes the site's KillWait (30 s by default) and its epilogue.
 _END_S = 120.0
+# Interval of looks for the number of a job, which salloc says as soon as slurmctld has answered.
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +167,10 @@ class Allocations:
             SlurmBusy: slurmctld did not answer in time; should the job exist, the next command cancels it.
             SlurmCommandError: Slurm refused the job; nothing is left behind.
         """
-        self.slurm.require("sbatch")
+        by = self._config.slurm.allocate_by
+        self.slurm.require(by)
         script = render_script(self._config, request)
+        holder = render_salloc(self._config, request) if by == "salloc" else ""
         first = plan_group_flags(self._config, request)[0]
         flags = dict(word[2:].partition("=")[::2] for word in flag_words(first))
         record = AllocationRecord(
@@ -175,7 +180,7 @@ class Allocations:
         try:
             private_dir(self._config.paths.shared)
             path = prepare(request.directory, self._config, os.urandom(32), script)
-            job_id = self._submit(record, path, flags)
+            job_id = self._hold(record, holder, flags) if holder else self._submit(record, path, flags)
         except SlurmBusy:
             raise
         except (MonarchError, OSError) as error:
@@ -251,6 +256,23 @@ class Allocations:
             # slurmctld may have accepted the request all the same: never submit twice, look for the job.
             row = self._look_for(record, error)
         return row.job_id
+
+    def _hold(self, record: AllocationRecord, script: str, flags: Mapping[str, str]) -> int:
+        """Start salloc apart from this process, and return the number of its job, which may wait."""
+        path = record.directory / "salloc.sh"
+        write_private(path, script.encode())
+        self.slurm.start_apart(path)
+        deadline = Deadline(self._config.slurm.command_timeout_s)
+        while (job_id := find_salloc_job(record.directory)) is None:
+            late = deadline.passed()
+            refusal = read_salloc_refusal(record.directory)
+            if refusal is not None:
+                raise self.slurm.refusal(("salloc", "--no-shell"), *refusal, flags)
+            if late:
+                error = SlurmBusy(("salloc",), 124, f"no answer in {deadline.timeout_s:.0f} s")
+                return self._look_for(record, error).job_id
+            time.sleep(_LOOK_S)
+        return job_id
 
     def _look_for(self, record: AllocationRecord, error: MonarchError) -> QueueRow:
         deadline = Deadline(IN_FLIGHT_S)

@@ -65,7 +65,7 @@ def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
     private_dir(directory / ATTEMPTS)
     private_dir(directory / "runs")
     # Copied, since hosts may not see the folder that this package is installed in.
-    for name in ("agent.sh", "task.sh"):
+    for name in ("agent.sh", "task.sh", "holder.sh"):
         write_private(directory / name, asset("launchers", name).read_bytes())
     write_private(directory / "job.sh", script.encode())
     write_config(directory, config)

@@ -114,7 +114,7 @@ def open_inside(config: Config, environ: Mapping[str, str], shut_down: Callable[
         write_json(directory / _TENANT, _tenant_document(here))
         script = render_script(config, Request(allocation, name, directory, str(here.num_hosts)))
         # The hosts are the user's job's, which its own script ends: a program may leave them unused for any time.
-        kept = replace(config, slurm=replace(config.slurm, idle_min=0.0))
+        kept = replace(config, slurm=replace(config.slurm, idle_min=0.0, allocate_by="sbatch"))
         path = prepare(directory, kept, os.urandom(32), script)
         step = slurm.start_script(path, directory / "slurm.out")
         _sweep(shared, slurm, here)  # while the agents start

@@ -14,6 +14,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.assets import asset
 from monarch_hpc.slurm.commands.argv import flag_words, merge_options
+from monarch_hpc.slurm.commands.salloc import salloc_flags
 
 __all__ = [
     "HOOK_FAILED",
@@ -26,6 +27,7 @@ __all__ = [
     "plan_site_flags",
     "quoted",
     "render_hook",
+    "render_salloc",
     "render_script",
 ]
 
@@ -183,6 +185,25 @@ def render_script(config: Config, request: Request) -> str:
         "allocation": request.allocation,
     }
     return fill_template("alloc.sbatch", values)
+
+
+def render_salloc(config: Config, request: Request) -> str:
+    """Return the script that holds the allocation by salloc, on the login node.
+
+    Raises:
+        ConfigError: the request has several groups, of which steps from outside know the first one only.
+    """
+    if request.groups:
+        problem = "takes one group of hosts; an allocation of several is a batch job"
+        raise ConfigError("slurm.allocate_by", "salloc", "configuration", problem)
+    flags = salloc_flags(plan_job_flags(config, request))
+    values = {
+        "name": request.name if request.name.isprintable() else repr(request.name),
+        "directory": quoted(str(request.directory)),
+        "flags": "\n    ".join(quoted(word) for word in flag_words(flags)),
+        "output": quoted(_output_pattern(request.directory / "slurm.out")),
+    }
+    return fill_template("salloc.sh", values)
 
 
 def render_hook(agent: AgentConfig, name: str) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.config.load import load_config
-from monarch_hpc.slurm import Group, Request, render_script
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.slurm import Group, Request, render_salloc, render_script
 
 FOLDER = Path(__file__).parent
 ID = "7f3a91c20123456789abcdef01234567"
@@ -58,3 +59,21 @@ def test_the_script_is_as_it_was_read(name: str, request_: Request, flags: dict[
     if os.environ.get("BLESS"):
         golden.write_text(script)
     assert script == golden.read_text()
+
+
+@pytest.mark.parametrize(("name", "request_", "flags"), [("plain", PLAIN, {}), ("hostile", HOSTILE, PROFILE)])
+def test_so_is_the_script_that_holds_the_hosts_by_salloc(
+    name: str, request_: Request, flags: dict[str, object]
+) -> None:
+    config = load_config({"HOME": "/home/alice"}, Path("/"), "login1", None, flags).config
+    script = render_salloc(config, request_)
+    golden = FOLDER / f"alloc-{name}.salloc"
+    if os.environ.get("BLESS"):
+        golden.write_text(script)
+    assert script == golden.read_text()
+
+
+def test_salloc_takes_one_group_of_hosts() -> None:
+    config = load_config({"HOME": "/home/alice"}, Path("/"), "login1", None, {}).config
+    with pytest.raises(ConfigError, match="takes one group of hosts"):
+        render_salloc(config, GROUPS)

@@ -23,7 +23,7 @@ from monarch_hpc.allocation.programs import ProgramExit, ProgramRecord, run_fold
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.process.exit import Exit
+from monarch_hpc.core.process.exit import TIMED_OUT, Exit
 from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.sources import Timer
@@ -107,6 +107,8 @@ class Program:
         self._exited = exited
         self._drained = drained
         self._killer: Timer | None = None
+        self._limit: Timer | None = None
+        self._late = False
         self.written = 0
         self.end: ProgramExit | None = None
         self.feed: Feed | None = None
@@ -114,6 +116,8 @@ class Program:
         self._signalled = False
         self.pid = self._start(environment)
         self._pump.start()
+        if order.limit_s > 0:
+            self._limit = engine.call_later(order.limit_s, self._on_limit)
 
     def _start(self, environment: Mapping[str, str]) -> int:
         order = self._order
@@ -186,6 +190,10 @@ class Program:
         if grace_s >= 0:
             self.kill_in(grace_s)
 
+    def _on_limit(self) -> None:
+        self._late = True
+        self.signal(signal.SIGTERM, True, self._order.grace_s)
+
     def kill_in(self, grace_s: float) -> None:
         """Kill it and its group in *grace_s* seconds, or at the earlier time that was given before."""
         if self._killer is None or self._killer.at_s > self._engine.clock() + grace_s:
@@ -203,9 +211,12 @@ class Program:
     def _on_exit(self, how: Exit) -> None:
         code = how.code if how.code is not None else 128 + (how.signal or 0)
         self.end = ProgramExit(code, str(how))
+        if self._late:
+            self.end = ProgramExit(TIMED_OUT, f"its limit of {self._order.limit_s:g} s was over: {how}")
         self.was_killed = how.signal is not None and not self._signalled
-        if self._killer is not None:
-            self._killer.cancel()
+        for timer in (self._killer, self._limit):
+            if timer is not None:
+                timer.cancel()
         if self.feed is not None:
             self.feed.close()
         self._pump.finish()

@@ -41,6 +41,8 @@ def _problem_of_start(order: StartProgram) -> str:
         return f"the working folder {order.cwd!r:.80} is not an absolute path"
     if not 0 <= order.umask <= 0o777:
         return f"umask {order.umask:o} is out of range"
+    if not (0 <= order.limit_s <= _MAX_GRACE_S and 0 <= order.grace_s <= _MAX_GRACE_S):
+        return f"a limit of {order.limit_s:g} s with a grace of {order.grace_s:g} s is out of range"
     for name in order.environment:
         if not name or "=" in name:
             return f"no variable is called {name!r:.80}"

@@ -73,6 +73,7 @@ class LastLeave:
         batch_rank: rank of the host on which the batch script was started.
         poll_s: interval of looks.
         wanted: whether the allocation ends because somebody wants it, and this agent, which was the head, is the last.
+        held: whether salloc holds the job, which has no batch script: its script is a step, and may be gone.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class LastLeave:
         poll_s: float = _POLL_S,
         *,
         wanted: bool = False,
+        held: bool = False,
     ) -> None:
         self._args = args
         self._limit_s = limit_s
@@ -91,6 +93,7 @@ class LastLeave:
         self._batch_rank = batch_rank
         self._poll_s = poll_s
         self._wanted = wanted
+        self._held = held
         self._over = threading.Event()
 
     def begin(self) -> None:
@@ -125,6 +128,11 @@ class LastLeave:
         job_id, names = self._args.slurm_job_id, ready.names
         assert job_id is not None
         slurm = SlurmClient(self._args.environment, _ANSWER_S)
+        if self._held and self._wanted and self._args.rank == self._batch_rank:
+            if not _runs_here(self._args.directory / "job.sh"):  # else it cancels the job, after its epilogue
+                self._write_down(job_id, "")
+                slurm.cancel(job_id)
+            return
         deadline = Deadline(self._limit_s)
         num_working = 0
         while not deadline.passed():
@@ -157,6 +165,16 @@ class LastLeave:
             _append(folder / CHANGES, render_change(HeadChange(time.time(), "ends", "", kind.value, why)))
         except (OSError, ConfigError) as error:
             _log.error("cannot write down why the job ends: %s", error)
+
+
+def _runs_here(script: Path) -> bool:
+    """Tell whether a process of this host runs a shell script."""
+    word = str(script).encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if word in path.read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 def _append(path: Path, line: bytes) -> None:

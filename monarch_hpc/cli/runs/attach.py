@@ -13,7 +13,7 @@ from monarch_hpc.cli.output import Console, current_output
 from monarch_hpc.config import Config
 from monarch_hpc.core.errors import AllocationError, JobFailed, TransportError
 
-__all__ = ["command", "on_interrupt_option", "on_loss_option"]
+__all__ = ["command", "exit_raw_option", "on_interrupt_option", "on_loss_option"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -36,6 +36,21 @@ def on_loss_option(function: _Function) -> _Function:
     )(function)
 
 
+def exit_raw_option(function: _Function) -> _Function:
+    """Add the option ``--exit-raw`` to a command; the command does not see it."""
+
+    def note(_context: click.Context, _option: click.Parameter, given: bool) -> None:
+        current_output().raw_exit = given
+
+    return click.option(
+        "--exit-raw",
+        is_flag=True,
+        expose_value=False,
+        callback=note,
+        help="Exit with 1, not 65 to 79, when monarch-hpc fails, since the program may mean something by those.",
+    )(function)
+
+
 @click.command()
 @click.argument("run", required=False)
 @click.option("-a", "--allocation", "name", metavar="NAME", help="The run's allocation.")
@@ -43,6 +58,7 @@ def on_loss_option(function: _Function) -> _Function:
 @click.option("--takeover", is_flag=True, help="Start SCRIPT here, as the run's program in place of the earlier one.")
 @on_loss_option
 @on_interrupt_option
+@exit_raw_option
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT [ARGS]...]")
 def command(
     run: str | None,
@@ -107,6 +123,6 @@ def _take_over(
 
     argv = plan_argv(program, plain=Path(program[0]).suffix != ".py")
     if isinstance(argv, Missing):
-        output.error(argv.kind, argv.sentence, argv.exit_code)
-        return argv.exit_code
+        output.error(argv.kind, argv.sentence, output.exit_code(argv.exit_code))
+        return output.exit_code(argv.exit_code)
     return run_successor(config, name, run, argv, on_loss, output)

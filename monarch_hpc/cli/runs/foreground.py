@@ -30,12 +30,14 @@ def run_on_host(
     on_loss: str,
     *,
     detach: bool,
+    limit_s: float,
 ) -> Outcome:
     """Start *argv* on the head's host of allocation *name* in *directory*, and follow it unless *detach*.
 
     Args:
         why: why it runs there, to be shown.
         on_loss: see config key `run.on_loss`.
+        limit_s: time after which the program is ended; 0 for none.
 
     Raises:
         AllocationError, VersionMismatch, TransportError: it cannot be started, or contact with it was lost for good.
@@ -46,6 +48,7 @@ def run_on_host(
     reads = not detach and (terminal or input_waits())
     order = plan_order(run, argv, environ, Terminal.size() if terminal else None, reads=reads)
     order = replace(order, on_loss=on_loss, hold_s=config.run.hold_s)
+    order = replace(order, limit_s=limit_s, grace_s=config.run.stop_grace_s)
     session = Session(name, directory, run, config, output, on_interrupt, first=0, terminal=terminal, reads=reads)
     session.start(order)
     reason = f" ({why})" if why else ""

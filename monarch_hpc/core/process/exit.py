@@ -6,7 +6,10 @@ import signal
 
 from monarch_hpc.core.dataclass import dataclass
 
-__all__ = ["Exit"]
+__all__ = ["TIMED_OUT", "Exit"]
+
+TIMED_OUT = 124
+"""Exit code of a program that was ended because the time that its user gave it was over, as of timeout(1)."""
 
 
 @dataclass(frozen=True, slots=True)

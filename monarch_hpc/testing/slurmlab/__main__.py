@@ -184,7 +184,7 @@ def _down_all() -> int:
 
 def _describe(lab: SlurmLab) -> str:
     lines = [f"slurmlab '{lab.name}' in {lab.base}"]
-    for host in (LOGIN, *lab.hosts):
+    for host in (*lab.logins, *lab.hosts):
         if lab.is_up(host):
             daemons = sorted(
                 {text.split()[0] for _, text in lab.processes("root", host)} & {"slurmctld", "slurmd", "munged"}

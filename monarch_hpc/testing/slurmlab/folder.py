@@ -23,7 +23,7 @@ from monarch_hpc.core.storage.files import read_json, write_json
 from monarch_hpc.testing.slurmlab import slurmconf, users
 from monarch_hpc.testing.slurmlab.processes import ProcessIdentity
 from monarch_hpc.testing.slurmlab.requirements import tool
-from monarch_hpc.testing.slurmlab.slurmconf import LOGIN, Cluster
+from monarch_hpc.testing.slurmlab.slurmconf import Cluster
 from monarch_hpc.testing.slurmlab.users import Account
 from monarch_hpc.testing.waiting import wait_until
 
@@ -83,6 +83,11 @@ class LabFolder:
         return self.path / "home"
 
     @property
+    def scratch(self) -> Path:
+        """Parent of the users' folders that all hosts can write, whatever becomes of the homes."""
+        return self.path / "scratch"
+
+    @property
     def log(self) -> Path:
         """Folder of the daemons' logs."""
         return self.path / "log"
@@ -139,7 +144,7 @@ class LabFolder:
 
     def make_folders(self) -> None:
         """Make the folders that the hosts see."""
-        for name in ("files", "munge", "dev", "home", "log", "state", "secret", "holders"):
+        for name in ("files", "munge", "dev", "home", "scratch", "log", "state", "secret", "holders"):
             folder = self.path / name
             folder.mkdir(exist_ok=True)
             folder.chmod(0o700 if name in ("secret", "holders", "state") else 0o755)
@@ -150,13 +155,14 @@ class LabFolder:
         files = {
             "etc/slurm/slurm.conf": slurmconf.render_slurm_conf(cluster, self.path),
             "etc/slurm/cgroup.conf": slurmconf.CGROUP_CONF,
+            "etc/slurm/job_submit.lua": slurmconf.JOB_SUBMIT_LUA,
             "etc/slurm/gres.conf": slurmconf.render_gres_conf(cluster, self.path / "dev"),
             "etc/hosts": slurmconf.render_hosts(cluster),
             "etc/resolv.conf": slurmconf.RESOLV_CONF,
             "etc/passwd": users.render_passwd(Path("/etc/passwd").read_text(), accounts),
             "etc/group": users.render_group(Path("/etc/group").read_text(), accounts),
             "etc/hostname": "",
-        } | {f"files/hostname.{host}": f"{host}\n" for host in (LOGIN, *cluster.hosts)}
+        } | {f"files/hostname.{host}": f"{host}\n" for host in cluster.machines}
         for name, text in files.items():
             # On the machine the file may be a link.
             (self.path / name).unlink(missing_ok=True)
@@ -169,8 +175,9 @@ class LabFolder:
             # Slurm requires character devices; a link to one needs no privilege to make devices.
             (self.path / "dev" / f"nvidia{number}").symlink_to("/dev/null")
         for account in accounts:
-            account.home.mkdir(mode=0o700)
-            os.chown(account.home, account.uid, account.uid)
+            for own in (account.home, self.scratch / account.name):
+                own.mkdir(mode=0o700)
+                os.chown(own, account.uid, account.uid)
 
     def _copy_etc(self) -> None:
         """Copy the machine's /etc; Slurm's folder is left empty.

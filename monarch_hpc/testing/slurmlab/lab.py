@@ -1,4 +1,4 @@
-"""`SlurmLab`: a login host and compute hosts with a real Slurm, as namespaces on this machine."""
+"""`SlurmLab`: two login hosts and compute hosts with a real Slurm, as namespaces on this machine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Literal, Self
 
 from monarch_hpc.core.errors import LabError
 from monarch_hpc.testing.slurmlab import slurmconf, users
 from monarch_hpc.testing.slurmlab.daemons import Daemons
 from monarch_hpc.testing.slurmlab.folder import LabFolder, Settings, find_root
 from monarch_hpc.testing.slurmlab.hosts import HostSet
+from monarch_hpc.testing.slurmlab.mending import mend
+from monarch_hpc.testing.slurmlab.namespaces import home_script
 from monarch_hpc.testing.slurmlab.openings import find_needed_paths, is_closed, plan_openings
 from monarch_hpc.testing.slurmlab.processes import HostProcess, read_command, read_uid
 from monarch_hpc.testing.slurmlab.requirements import SYSTEM_PATH, find_problems
-from monarch_hpc.testing.slurmlab.slurmconf import LOGIN, Cluster
+from monarch_hpc.testing.slurmlab.slurmconf import LOGIN, LOGINS, Cluster
 from monarch_hpc.testing.slurmlab.users import ROOT, Account
 from monarch_hpc.testing.waiting import wait_until
 
@@ -115,7 +117,7 @@ class SlurmLab:
         )
         folder.write_settings(settings)
         folder.write_files(cluster, accounts)
-        self._boot((LOGIN, *cluster.hosts), settings)
+        self._boot(cluster.machines, settings)
         self._daemons.start_munged()
         self.start_slurmctld()
         for host in cluster.hosts:
@@ -168,8 +170,13 @@ class SlurmLab:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The compute hosts; the login host is ``login``."""
+        """The compute hosts; the login hosts are `logins`."""
         return (self.settings.cluster if self._folder.exists() else self._wanted).hosts
+
+    @property
+    def logins(self) -> tuple[str, ...]:
+        """The login hosts, which share the homes; the first one has slurmctld."""
+        return LOGINS
 
     def address(self, host: str) -> str:
         """The IPv4 address of a host."""
@@ -178,6 +185,10 @@ class SlurmLab:
     def home(self, user: str = "alice") -> Path:
         """A user's home, at the same path on this machine and on every host."""
         return self._account(user).home
+
+    def scratch(self, user: str = "alice") -> Path:
+        """A user's folder beside the home, which all hosts can write whatever `set_home` says."""
+        return self._folder.scratch / self._account(user).name
 
     def is_up(self, host: str = LOGIN) -> bool:
         """Whether a host has power."""
@@ -288,28 +299,38 @@ class SlurmLab:
     # ---- faults
 
     def kill_host(self, host: str) -> None:
-        """Cut the power of a compute host: all its processes vanish without any cleanup."""
-        self._check_compute(host)
+        """Cut the power of a compute host, or the second login host: all its processes vanish without any cleanup."""
+        self._check_plain(host)
         with self._folder.open_locked():
             self._machines.power_off([host])
             self._machines.unplug(host)
 
     def boot_host(self, host: str) -> None:
-        """Boot a compute host without power, with its slurmd."""
-        self._check_compute(host)
+        """Boot a host without power; a compute host with its slurmd."""
+        self._check_plain(host)
         with self._folder.open_locked():
             self._boot([host], self.settings)
-            self._daemons.start("slurmd", host)
+            if host in self.hosts:
+                self._daemons.start("slurmd", host)
 
     def link_down(self, host: str) -> None:
-        """Unplug the network cable of a compute host."""
-        self._check_compute(host)
+        """Unplug the network cable of a compute host, or of the second login host."""
+        self._check_plain(host)
         self._machines.set_link(host, "down")
 
     def link_up(self, host: str) -> None:
-        """Plug the network cable of a compute host in again."""
-        self._check_compute(host)
+        """Plug the network cable in again."""
+        self._check_plain(host)
         self._machines.set_link(host, "up")
+
+    def set_home(self, access: Literal["rw", "ro", "none"]) -> None:
+        """Show the homes on compute hosts as the site has them: writable, read-only, or not at all.
+
+        Processes that have a file open there keep it. A host that boots has writable ones.
+        """
+        script = home_script(self._folder.homes, access)
+        for host in filter(self.is_up, self.hosts):
+            self._machines.run_plain(host, ["bash", "-c", script])
 
     def cut(self, one: str, other: str, *, one_way: bool = False) -> None:
         """Drop all packets between two compute hosts, or only those from *one*; each still reaches all others."""
@@ -356,36 +377,17 @@ class SlurmLab:
 
         Home folders keep their files.
         """
-        for host in (LOGIN, *self.hosts):
+        for host in self.settings.cluster.machines:
             if not self.is_up(host):
                 self.boot_host(host)
-            elif host != LOGIN:
-                self.link_up(host)
-                self._machines.set_neighbour(host, "0.0.0.0/0", "joined")
-        if not self._daemons.find("slurmctld", LOGIN):
-            self.start_slurmctld()
-        for host in self.hosts:
-            if not self._daemons.find("slurmd", host):
-                self.start_slurmd(host)
-        # A step that cannot tell its srun how its tasks ended tries again for seconds.
-        self._machines.kill((LOGIN, *self.hosts), self.settings.uids.values(), but="srun")
-        wanted = dict.fromkeys(self.hosts, "idle")
-        wait_until("idle hosts", self._settle, timeout_s, accept=lambda states: states == wanted, interval_s=0.1)
-        self._machines.kill((LOGIN, *self.hosts), self.settings.uids.values())
-
-    def _settle(self) -> dict[str, str]:
-        # Repeated: a job may be queued, or a host marked down, only after slurmctld is back.
-        for user in self.settings.uids:
-            self._machines.run_plain(LOGIN, ["scancel", f"--user={user}"])
-        states = self.node_states()
-        for host, state in states.items():
-            if state.startswith(("down", "drain", "fail")):
-                # Refused while the host does not answer; later it comes back by itself.
-                with contextlib.suppress(LabError):
-                    self._machines.run_plain(LOGIN, ["scontrol", "update", f"NodeName={host}", "State=RESUME"])
-        return states
+        self.set_home("rw")
+        mend(self._machines, self._daemons, self.settings, timeout_s)
 
     # ---- parts
+
+    def _check_plain(self, host: str) -> None:
+        if host not in LOGINS[1:]:
+            self._check_compute(host)
 
     def _check_compute(self, host: str) -> None:
         if host not in self.hosts:

@@ -19,6 +19,7 @@ __all__ = [
     "READY",
     "enter_argv",
     "holder_argv",
+    "home_script",
     "link_argv",
     "login_network",
     "plug_in",
@@ -110,6 +111,17 @@ def user_argv(account: Account, folder: Path, argv: Sequence[str], new_session: 
     # nsenter ignores signals, and the caller may, too; the command gets default handlers.
     settle = [tool("env"), "--default-signal", tool("bash"), "--norc", "--noprofile", "-c"]
     return [*become, *session, *settle, 'cd -- "$1" 2>/dev/null || cd; shift; exec "$@"', "-", str(folder), *argv]
+
+
+def home_script(homes: Path, access: str) -> str:
+    """The script, for a compute host, that shows the homes ``rw``, ``ro``, or ``none`` of them."""
+    path = shlex.quote(str(homes))
+    lines = ["set -e", f"while mountpoint -q {path}; do umount -n -l {path}; done"]
+    if access == "ro":
+        lines += [f"mount -n --bind {path} {path}", f"mount -n -o remount,bind,ro {path}"]
+    elif access == "none":
+        lines += [f"mount -n -t tmpfs -o mode=0555 none {path}"]
+    return "\n".join(lines)
 
 
 def port_of(host: str) -> str:

@@ -9,7 +9,9 @@ from monarch_hpc.testing.slurmlab.users import RESTRICTED_GROUP
 
 __all__ = [
     "CGROUP_CONF",
+    "JOB_SUBMIT_LUA",
     "LOGIN",
+    "LOGINS",
     "RESERVATION",
     "RESOLV_CONF",
     "Cluster",
@@ -20,6 +22,8 @@ __all__ = [
 ]
 
 LOGIN = "login"
+# Users of large sites come back on another login host than the one they left; homes are shared, processes are not.
+LOGINS = (LOGIN, "login2")
 RESERVATION = "maint"
 # Unless the version is configured, slurmd detects it from a cgroup file system, and exits if there is none.
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
@@ -41,6 +45,11 @@ class Cluster:
         """The compute hosts, in Slurm's order."""
         return tuple(f"n{number}" for number in range(1, self.num_hosts + 1))
 
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """All hosts, login hosts first."""
+        return (*LOGINS, *self.hosts)
+
     def address(self, host: str) -> str:
         """The IPv4 address of a host."""
         return f"{_SUBNET}.{self._number(host)}"
@@ -50,17 +59,34 @@ class Cluster:
         return f"02:00:00:00:01:{self._number(host):02x}"
 
     def _number(self, host: str) -> int:
-        return 1 if host == LOGIN else 11 + self.hosts.index(host)
+        return 1 + LOGINS.index(host) if host in LOGINS else 11 + self.hosts.index(host)
 
 
 def render_hosts(cluster: Cluster) -> str:
     """/etc/hosts of every host."""
     lines = ["127.0.0.1 localhost"]
-    for name in (LOGIN, *cluster.hosts):
+    for name in cluster.machines:
         # The second form is the peer's address on a dual-stack socket, such as torch's store has.
         lines += [f"{cluster.address(name)} {name}", f"::ffff:{cluster.address(name)} {name}"]
     return "\n".join(lines) + "\n"
 
+
+JOB_SUBMIT_LUA = """\
+-- The check of a site that has its own words for jobs without an account, in partition `checked`.
+function slurm_job_submit(job, partitions, uid)
+    if job.partition == "checked" and job.account == nil then
+        slurm.log_user("Job refused by the site's check: an account is needed in partition checked (-A)")
+        return slurm.ERROR
+    end
+    return slurm.SUCCESS
+end
+
+function slurm_job_modify(job, record, partitions, uid)
+    return slurm.SUCCESS
+end
+
+return slurm.SUCCESS
+"""
 
 RESOLV_CONF = """\
 # No name server can be reached from the lab, and each query to one would time out after 10 s.
@@ -137,6 +163,7 @@ EnforcePartLimits=ANY
 # Only the partition that says so gives its hosts up; its jobs get SIGTERM, and SIGKILL after GraceTime and KillWait.
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+JobSubmitPlugins=lua
 
 {_render_nodes(cluster)}
 PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1 PreemptMode=OFF
@@ -145,6 +172,7 @@ PartitionName=short Nodes={",".join(few)} MaxTime=2 DefaultTime=1
 PartitionName=low
 PartitionName={RESTRICTED_GROUP} AllowGroups={RESTRICTED_GROUP}
 PartitionName=paid AllowAccounts=physics
+PartitionName=checked
 PartitionName=scavenge PriorityTier=0 PreemptMode=REQUEUE GraceTime=30
 """
 

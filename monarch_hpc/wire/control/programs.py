@@ -47,6 +47,7 @@ class StartProgram(Message):
         terminal: rows and columns of the program's terminal; empty for pipes.
         reads: whether `WriteInput` follows; otherwise the program's input is empty.
         on_loss: see config key `run.on_loss`, and *hold_s* `run.hold_s`.
+        limit_s: time after which it is ended, by SIGTERM and *grace_s* later by SIGKILL; 0 for none.
     """
 
     run: str
@@ -59,6 +60,8 @@ class StartProgram(Message):
     reads: bool
     on_loss: str = "stop"
     hold_s: float = 0.0
+    limit_s: float = 0.0
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

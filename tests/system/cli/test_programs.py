@@ -58,6 +58,22 @@ def test_ends_have_the_exit_codes_of_a_shell(home: Path, words: list[str], code:
     assert sentence in err
 
 
+def test_a_limit_of_time_holds_without_a_client_and_is_told_to_later_ones(home: Path) -> None:
+    program = script(home, ARMED)
+    code, out, err = call(home, "run", "-a", "dev", "--timeout", "2s", "--detach", "--json", program)
+    assert code == 0, err
+    started = json.loads(out)
+    assert (started["schema"], started["host"]) == (1, "local0")
+    code, out, err = call(home, "attach", "--all", started["run"])
+    assert code == 124, err
+    wait_until("the end of the program", lambda: not alive(int(out)))
+    (record,) = home.glob(f"**/runs/{started['run']}/exit.json")
+    assert json.loads(record.read_text())["exit_code"] == 124
+    assert "its limit of 2 s was over: signal 15 (SIGTERM)" in record.read_text()
+    code, out, _ = call(home, "run", "-a", "dev", "--json", program)
+    assert code == 64 and "--json goes with --detach" in json.loads(out)["error"]["message"]
+
+
 def test_cancel_ends_a_program_with_all_it_has_started(home: Path) -> None:
     text = (
         "import os, signal, subprocess, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

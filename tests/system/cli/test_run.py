@@ -150,6 +150,32 @@ def test_a_signal_reaches_the_program_once_and_the_run_waits_for_it(folder: Path
     until_gone(report)
 
 
+@pytest.mark.parametrize(
+    ("code", "last"),
+    [
+        ("time.sleep(600)", ""),
+        ("signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(3)))\ntime.sleep(600)", "saved\n"),
+    ],
+    ids=["by SIGTERM", "after it has saved"],
+)
+def test_a_limit_of_time_ends_the_program_with_124(folder: Path, code: str, last: str) -> None:
+    add(folder, code)
+    code_, out, err = finish(start(folder, "--timeout", "2s", "program.py"))
+    assert code_ == 124, err
+    assert out.partition("\n")[2] == last
+    assert "the program was ended: its limit of 2 s was over" in err
+    add(folder, "sys.exit(3)")  # in time
+    assert finish(start(folder, "--timeout", "2h", "program.py"))[0] == 3
+
+
+def test_with_raw_exit_codes_a_failure_of_ours_is_1_and_the_programs_own_are_unchanged(folder: Path) -> None:
+    for words, code, raw in ((["missing.py"], 66, 1), (["-a", "nowhere", "program.py"], 72, 1), (["--local"], 64, 64)):
+        assert finish(start(folder, *words))[0] == code
+        assert finish(start(folder, "--exit-raw", *words))[0] == raw
+    add(folder, "sys.exit(72)")
+    assert finish(start(folder, "--exit-raw", "program.py"))[0] == 72
+
+
 def test_a_program_that_does_not_end_is_killed_after_the_grace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_HPC_RUN__STOP_GRACE_S", "0.3")
     add(folder, "signal.signal(signal.SIGINT, signal.SIG_IGN); print('armed', flush=True); time.sleep(600)")

@@ -20,6 +20,7 @@ def test_hosts_have_addresses_of_their_own() -> None:
     assert render_hosts(CLUSTER).splitlines() == [
         "127.0.0.1 localhost",
         *("10.177.0.1 login", "::ffff:10.177.0.1 login"),
+        *("10.177.0.2 login2", "::ffff:10.177.0.2 login2"),
         *("10.177.0.11 n1", "::ffff:10.177.0.11 n1"),
         *("10.177.0.12 n2", "::ffff:10.177.0.12 n2"),
         *("10.177.0.13 n3", "::ffff:10.177.0.13 n3"),
@@ -33,7 +34,7 @@ def test_slurm_conf_names_nodes_and_partitions() -> None:
         f"NodeName=n{number} NodeAddr=10.177.0.1{number} {claims}" for number in (1, 2, 3)
     ]
     partitions = [line.split()[0] for line in lines if line.startswith("PartitionName")]
-    names = ("DEFAULT", "debug", "short", "low", "vip", "paid", "scavenge")
+    names = ("DEFAULT", "debug", "short", "low", "vip", "paid", "checked", "scavenge")
     assert partitions == [f"PartitionName={name}" for name in names]
     assert all("=" in line for line in lines if line and not line.startswith("#"))
 
