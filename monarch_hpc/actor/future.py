@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import time
-from _thread import RLock, allocate_lock
+from _thread import RLock
 from collections.abc import Callable, Generator, Sequence
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from monarch_hpc.actor.running_loop import keep_awake, running_loop, warn_of_blocking
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.process.signals import from_handler, may_be_signal
 from monarch_hpc.core.text.description import trace_of
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.interrupts import from_handler
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,7 +30,7 @@ _FINISHED = "FINISHED"
 _CANCELLED = "CANCELLED_AND_NOTIFIED"
 """The states that `concurrent.futures.wait` and `as_completed` compare with."""
 
-_state_lock = allocate_lock()
+_state_lock = RLock()
 """Held for the few instructions in which a future changes state; shared by all, as a lock for each would cost more."""
 
 _REBUILDING = object()
@@ -338,7 +338,9 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def _check_may_wait(self) -> None:
         if self._engine.driving:
-            raise RuntimeError("a done-callback must not wait for a future: add a callback to that future instead")
+            raise RuntimeError(
+                "a done-callback, or a finalizer in the middle of one, must not wait for a future: add a callback to it"
+            )
 
     def _begin_wait(self) -> int:
         return -1 if self._recorder is None else self._recorder.wait(*self._calls())
@@ -379,10 +381,12 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             elif raw is not None:
                 self._value = self._rebuild(raw)
                 self._raw = None
-        except Exception as error:  # noqa: BLE001 raised by a remote rank, or by user code that rebuilds values
-            self._error = error
-            self._raw = None
-        except BaseException:  # raised in this thread, such as Ctrl-C at any of these lines: the next reader retries
+        except BaseException as error:
+            if isinstance(error, Exception) and not may_be_signal(error):  # of a remote rank, or of code that rebuilds
+                self._error = error
+                self._raw = None
+                return
+            # Raised in this thread, such as Ctrl-C at any of these lines: the next reader retries.
             if raw is not None and raw is not _REBUILDING:
                 self._raw = raw
             raise

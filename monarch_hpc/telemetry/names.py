@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from _thread import allocate_lock
+from _thread import RLock
 from collections.abc import Callable, Mapping
 
 from monarch_hpc.core.text.description import error_class, place_of
@@ -41,7 +41,7 @@ class Names:
         self._metrics: dict[str, int] = {}
         self._used = _USED.size
         self._num_unnamed = 0
-        self._lock = allocate_lock()
+        self._lock = RLock()
 
     def endpoint(self, actor: str, method: str) -> int:
         """Return the number of an endpoint, by name of its actor mesh and method."""

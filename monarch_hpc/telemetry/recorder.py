@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from _thread import allocate_lock
+from _thread import RLock
 from collections import deque
 from collections.abc import Callable
 from time import CLOCK_REALTIME, clock_gettime_ns
@@ -86,7 +86,7 @@ class Recorder:
             *_old_calls(self.memory, words),
         )
         self._words = words
-        self._changing = allocate_lock()
+        self._changing = RLock()
         self._moved: dict[tuple[int, int, bool], int] = {}  # place, by name numbers of path and peer, and direction
         self.sent = self._pen.sent
         self.answered = self._pen.answered
@@ -227,7 +227,7 @@ def _old_calls(memory: mmap.mmap, words: memoryview[int]) -> tuple[Callable[[int
     sent = layout.SENT_AT >> 3
     old: dict[int, int] = {}  # call number -> slot
     places = list(range(layout.NUM_OLD))
-    lock = allocate_lock()
+    lock = RLock()
 
     def keep(sent_place: int) -> None:
         word = sent + sent_place * (RECORD_BYTES >> 3)

@@ -12,7 +12,7 @@ window, or one large call beside less than a quarter of the window.
 from __future__ import annotations
 
 import sys
-from _thread import allocate_lock
+from _thread import RLock
 from collections import deque
 from collections.abc import Callable
 
@@ -75,7 +75,7 @@ class Credit:
         self._window = window_bytes
         self._granted = granted
         self._quarter = max(window_bytes // 4, 1)
-        self._lock = allocate_lock()
+        self._lock = RLock()
         self._used: dict[int, int] = {}  # remote actor -> credit it has not returned
         self._queues: dict[int, deque[Ticket]] = {}  # remote actor -> waiting tickets, first come first served
         self._owed: dict[int, int] = {}  # local actor -> credit of handled calls, not returned yet

@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterator, Mapping
 
 from monarch_hpc.core.clock import monotonic
+from monarch_hpc.core.process.signals import may_be_signal
 from monarch_hpc.core.text.description import class_name, literal_of, summary_of
 from monarch_hpc.wire.serializer import try_dumps
 
@@ -26,7 +27,12 @@ def refusal(parts: Mapping[str, object], error: BaseException) -> TypeError:
     Args:
         parts: the values to be sent, by the sender's names for them.
         error: the exception that pickling raised.
+
+    Raises:
+        BaseException: *error* itself, if it may come from a signal handler.
     """
+    if may_be_signal(error):
+        raise error
     end_s = monotonic() + _SEARCH_S
     for name, value in parts.items():
         if _fails(value):

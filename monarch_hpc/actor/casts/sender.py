@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from _thread import allocate_lock
+from _thread import RLock
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -62,7 +62,8 @@ class CastSender:
         self._recorder = recorder
         self._shared_bytes = 0
         self._routes: dict[str, CastRoute] = {}  # by allocation
-        self._lock = allocate_lock()  # held while a cast is numbered and sent
+        self._lock = RLock()  # held while a cast is numbered and sent
+        self._sending = False
         self._targets = CastTargets()
         self._direct: set[int] = set()  # procs that were sent direct messages since the last cast to them
         self.sent = self._direct.add
@@ -210,14 +211,21 @@ class CastSender:
     def _send(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
         engine = self._connections.engine
         with engine.undisturbed():
-            if not self._lock.acquire(blocking=not engine.driving):
-                copies = [copy_of(buffer) for buffer in buffers]
-                engine.call_later(_AGAIN_S, partial(self._send, cast, kind, body, copies))
-                return
+            locked = self._lock.acquire(blocking=not engine.driving)
             try:
-                self._send_locked(cast, kind, body, buffers)
+                # A finalizer may cast in the middle of another cast, on its thread.
+                if not locked or self._sending:
+                    copies = [copy_of(buffer) for buffer in buffers]
+                    engine.call_later(_AGAIN_S, partial(self._send, cast, kind, body, copies))
+                    return
+                self._sending = True
+                try:
+                    self._send_locked(cast, kind, body, buffers)
+                finally:
+                    self._sending = False
             finally:
-                self._lock.release()
+                if locked:
+                    self._lock.release()
 
     def _send_locked(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
         line, target = cast.route.channel, cast.target

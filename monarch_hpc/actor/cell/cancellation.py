@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from _thread import allocate_lock
+from _thread import RLock
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -79,7 +79,7 @@ class Cancellations:
         self._due: dict[Key, Due] = {}
         self._running: dict[Key, Withdrawable] = {}
         self._cancelled = False
-        self._lock = allocate_lock()
+        self._lock = RLock()
 
     # ---- from other threads ----
 

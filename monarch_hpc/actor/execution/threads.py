@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from _thread import allocate_lock, get_ident
+from _thread import RLock, get_ident
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -195,7 +195,7 @@ class ActorThreads:
         self.drive = drive
         self.driven = not drive
         self._keep = keep
-        self._lock = allocate_lock()
+        self._lock = RLock()
         self._num = 0
         self._waiting: deque[Threaded] = deque()
         self._idle: dict[ActorThread, None] = {}  # asleep, those that were busy last at the end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _thread import allocate_lock
+from _thread import RLock
 from collections.abc import Callable
 
 from monarch_hpc.core.dataclass import dataclass
@@ -61,7 +61,7 @@ class KeptAnswers:
         self._num_bytes = 0
         self._calls: dict[tuple[int, int], KeptCall] = {}
         self._answered: dict[tuple[int, int], KeptCall] = {}  # those with an answer, the oldest answer first
-        self._lock = allocate_lock()
+        self._lock = RLock()
 
     def begin(self, call: KeptCall) -> None:
         """Add a call that has arrived."""

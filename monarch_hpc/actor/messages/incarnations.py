@@ -7,7 +7,7 @@ sent to the incarnation that it found, or fails if that one is dead: a channel n
 from __future__ import annotations
 
 import weakref
-from _thread import allocate_lock
+from _thread import RLock
 from collections.abc import Callable, Iterable, Mapping
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
@@ -52,7 +52,7 @@ class Incarnations:
     def __init__(self) -> None:
         self._meshes: weakref.WeakValueDictionary[int, CurrentProcs] = weakref.WeakValueDictionary()
         self._replaced: Recent[int, dict[int, ProcRef]] = Recent(_KEEP)  # by number of the mesh, and rank
-        self._lock = allocate_lock()  # meshes arrive on any thread
+        self._lock = RLock()  # meshes arrive on any thread
 
     def of(self, number: int, procs: Mapping[int, ProcRef]) -> CurrentProcs:
         """Return the table of mesh *number*, with *procs* where no later incarnation is known."""

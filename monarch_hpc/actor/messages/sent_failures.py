@@ -12,8 +12,8 @@ from typing import Any, cast
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.remote_error import as_actor_error
 from monarch_hpc.core.errors import ActorError, ActorFailed, MonarchError
+from monarch_hpc.core.process.signals import may_be_signal
 from monarch_hpc.core.text.description import class_name, summary_of, text_of, trace_of
-from monarch_hpc.transport.engine.interrupts import may_be_signal
 from monarch_hpc.wire.frames import Buffer, Frame, copy_of
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import dumps, loads
@@ -110,10 +110,10 @@ def unloadable(raised: BaseException) -> ActorError:
         BaseException: *raised* itself, if it may come from a signal handler.
     """
     where = "rebuilding the answer"
-    if issubclass(type(raised), Exception):
-        return as_actor_error(cast(Exception, raised), where)
     if may_be_signal(raised):
         raise raised
+    if issubclass(type(raised), Exception):
+        return as_actor_error(cast(Exception, raised), where)
     return ActorFailed(where, class_name(raised), text_of(raised), trace_of(raised))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _thread import allocate_lock
+from _thread import RLock
 from collections import deque
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ class PortInbox:
         """Called, on any thread, when there may be a message to take."""
         self._number = number
         self._once = once
-        self._lock = allocate_lock()
+        self._lock = RLock()
         self._mail: deque[Mail] = deque()
         self._claims: deque[Claim] = deque()
         self._closed = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from _thread import allocate_lock
+from _thread import RLock
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +50,7 @@ class _Forwarder:
     """Passes answers to their calls, on a thread that the first one starts: unpickling runs user code."""
 
     def __init__(self) -> None:
-        self._lock = allocate_lock()
+        self._lock = RLock()
         self._thread: Thread | None = None
         self._queue: queue.SimpleQueue[tuple[Answered, Frame, PortInbox]] = queue.SimpleQueue()
 

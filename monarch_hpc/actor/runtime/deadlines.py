@@ -6,7 +6,7 @@ would hold a minute of calls, although hardly any call expires.
 
 from __future__ import annotations
 
-from _thread import allocate_lock
+from _thread import RLock
 from collections.abc import Callable
 from typing import Protocol
 
@@ -41,7 +41,7 @@ class Deadlines:
         self._clock = clock
         self._later = later
         self._queues: dict[float, _Queue] = {}
-        self._lock = allocate_lock()
+        self._lock = RLock()
 
     def add(self, limit_s: float, what: Expiring) -> None:
         """Expire *what* in *limit_s* seconds, unless it is removed first."""
@@ -65,13 +65,13 @@ class Deadlines:
         with self._lock:
             now_s = self._clock()
             next_s = 0.0
-            for what, end_s in queue.ends_s.items():
+            for what, end_s in list(queue.ends_s.items()):
                 if end_s > now_s:
                     next_s = end_s
                     break
                 due.append(what)
             for what in due:
-                del queue.ends_s[what]
+                queue.ends_s.pop(what, None)
             if not queue.ends_s:
                 queue.armed = False
                 del self._queues[limit_s]

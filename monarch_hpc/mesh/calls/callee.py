@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _thread import allocate_lock
+from _thread import RLock
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
@@ -296,7 +296,7 @@ class Answers:
         self.cast: OpenCast | None = None
         """The cast that carried the call; None if the call was sent to each proc directly."""
         # Answers arrive on the driver; failures to send are reported on the sending thread.
-        self._lock = allocate_lock()
+        self._lock = RLock()
 
     def send(self, head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Call all actors and start the time limit.

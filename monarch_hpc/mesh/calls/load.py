@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _thread import allocate_lock
+from _thread import RLock
 from collections.abc import Collection, Iterable, Mapping
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
@@ -19,7 +19,7 @@ class Load:
     """Counts the in-flight calls to each rank; for any thread. Views of one mesh share it."""
 
     def __init__(self) -> None:
-        self._lock = allocate_lock()
+        self._lock = RLock()
         self._nums: dict[int, int] = {}
         self._dead: dict[int, int] = {}  # rank -> incarnation of its proc
         self._last: Recent[Region, int] = Recent(_KEEP_VIEWS)  # the place chosen last, by view

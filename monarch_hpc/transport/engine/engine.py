@@ -15,10 +15,11 @@ from threading import local
 
 from monarch_hpc.core.errors import EngineFailed
 from monarch_hpc.core.process.fork import divert, watch_forks
+from monarch_hpc.core.process.signals import may_be_signal
 from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.transport.engine.background import Background
 from monarch_hpc.transport.engine.faults import OnFault, is_fatal, log_fault
-from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_sleeper, may_be_signal
+from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_sleeper
 from monarch_hpc.transport.engine.sources import Poller, Sources
 from monarch_hpc.transport.engine.wakeup import Sleeper, holds
 
@@ -139,7 +140,7 @@ class Engine(Sources):
                 threads that expect nothing soon: the busier one then gets its next message without a thread switch.
 
         Raises:
-            KeyboardInterrupt: or any other exception that a handler of SIGINT raises; no callback is interrupted by it.
+            BaseException: what a signal handler raises, such as KeyboardInterrupt; no callback is interrupted by it.
             ForkedError: the engine belongs to the parent process.
             EngineFailed: the engine cannot go on.
         """
@@ -149,7 +150,7 @@ class Engine(Sources):
         assert not self.driving, "a callback of the engine must not wait for the engine"
         end_s = None if timeout_s is None else self.clock() + timeout_s
         sleeper = self._sleeper()
-        if not sleeper.defers_sigint:
+        if not sleeper.defers:
             return self._wait(ready, end_s, sleeper, lends)
         while True:
             with sleeper:
@@ -160,7 +161,7 @@ class Engine(Sources):
                 return ended
 
     def undisturbed(self) -> ThreadSleeper:
-        """A context in which no SIGINT handler runs in this thread; for code that must not be left half done."""
+        """A context in which no signal handler runs in this thread; for code that must not be left half done."""
         return self._sleeper()
 
     def _sleeper(self) -> ThreadSleeper:
@@ -251,6 +252,7 @@ class Engine(Sources):
                 return True
             if sleeper.interrupted or (lends and self._num_woken != num_woken):
                 return False
+            sleeper.look()
         return False
 
     def _leave(self, sleeper: Sleeper | None) -> None:

@@ -1,8 +1,8 @@
-"""Defers Ctrl-C while the main thread drives the engine, so that no callback is left half done.
+"""Defers signal handlers while the main thread drives the engine, so that no callback is left half done.
 
-Python runs a signal handler between any two instructions of the main thread. In the middle of an engine callback it
-would lose the frames that were just read, and their receivers would wait for ever; and programs go on after Ctrl-C,
-above all in notebooks.
+Python runs a signal handler between any two instructions of the main thread. One that raises (Ctrl-C, a timeout by
+`signal.alarm`, a SIGTERM that becomes SystemExit) in the middle of an engine callback would lose the frames that were
+just read, and their receivers would wait for ever; and programs go on after it, above all in notebooks.
 """
 
 from __future__ import annotations
@@ -13,29 +13,54 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
+from monarch_hpc.core.clock import real_monotonic
 from monarch_hpc.core.process.thread import in_main_thread
-from monarch_hpc.core.text.description import traceback_of
 from monarch_hpc.transport.engine.wakeup import Sleeper
 
-__all__ = ["ThreadSleeper", "from_handler", "make_sleeper", "may_be_signal"]
+__all__ = ["ThreadSleeper", "make_sleeper"]
+
+Handler = Callable[[int, FrameType | None], object]
 
 _SIGINT = int(signal.SIGINT)
+
+_OTHERS = tuple(
+    int(number)
+    for number in (
+        signal.SIGALRM,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGVTALRM,
+        signal.SIGPROF,
+        signal.SIGXCPU,
+        signal.SIGCHLD,
+        signal.SIGCONT,
+        signal.SIGTSTP,
+        signal.SIGWINCH,
+    )
+)
+"""Signals that programs handle, besides SIGINT. To ask for the handlers of all of them costs as much as half a call."""
+
+_LOOK_S = 0.0005
+"""Interval at which the handlers of `_OTHERS` are looked up: one that was set since may interrupt a callback."""
 
 
 class ThreadSleeper(Sleeper):
     """The sleeper of a thread that may drive.
 
-    While it is entered, no SIGINT handler runs in the thread. A deferred SIGINT is handled when the outermost context
-    exits; the handler may raise there.
+    While it is entered, no signal handler runs in the thread. The handlers of deferred signals run when the outermost
+    context exits; they may raise there.
 
     Attributes:
-        defers_sigint: whether entering has an effect: it is the main thread's sleeper.
-        interrupted: whether a SIGINT is deferred.
+        defers: whether entering has an effect: it is the main thread's sleeper.
+        interrupted: whether a signal is deferred.
     """
 
     __slots__ = ("interrupted",)
 
-    defers_sigint = False
+    defers = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,25 +72,35 @@ class ThreadSleeper(Sleeper):
     def __exit__(self, *_: object) -> None:
         pass
 
+    def look(self) -> None:
+        """Defer handlers that were set while it is entered, too; for long waits."""
+
 
 class _MainThreadSleeper(ThreadSleeper):
-    __slots__ = ("_depth", "_frame", "_handler", "_poke")
+    __slots__ = ("_clock", "_defer", "_deferred", "_depth", "_handlers", "_look_s", "_others", "_poke", "_replaced")
 
-    defers_sigint = True
+    defers = True
 
     def __init__(self, poke: Callable[[], None]) -> None:
         super().__init__()
         self._poke = poke
+        self._clock = real_monotonic()
         self._depth = 0
-        self._handler: Callable[[int, FrameType | None], object] | None = None
-        self._frame: FrameType | None = None
+        self._handlers: dict[int, Handler] = {}  # kept: a callback may have asked for a handler, and set `_defer` later
+        self._replaced: list[int] = []  # the signals of `_handlers` that `_defer` takes
+        self._others: list[int] = []  # of `_OTHERS`, those that had a handler at the last look
+        self._look_s = 0.0
+        self._deferred: dict[int, tuple[Handler, FrameType | None]] = {}  # by signal, which counts once as the kernel's
+        self._defer = self._on_signal  # one object, so that it can be told from other handlers
 
     def __enter__(self) -> Self:
         if not self._depth:
-            handler = _signal.getsignal(_SIGINT)
-            if callable(handler):  # neither ignored nor handled in C
-                self._handler = handler
-                _signal.signal(_SIGINT, self._defer)
+            if self._clock() >= self._look_s:
+                self._others = [number for number in _OTHERS if callable(_signal.getsignal(number))]
+                self._look_s = self._clock() + _LOOK_S
+            self._replace(_SIGINT)
+            for number in self._others:
+                self._replace(number)
         self._depth += 1
         return self
 
@@ -73,17 +108,51 @@ class _MainThreadSleeper(ThreadSleeper):
         self._depth -= 1
         if self._depth:
             return
-        handler, self._handler = self._handler, None
-        if handler is None:
-            return
-        _signal.signal(_SIGINT, handler)
-        if self.interrupted:
-            self.interrupted = False
-            frame, self._frame = self._frame, None
-            handler(_SIGINT, frame)
+        replaced = self._replaced
+        try:
+            while replaced:
+                number = replaced.pop()
+                found = _signal.signal(number, self._handlers[number])
+                if found is not self._defer:  # a callback has set another handler
+                    _signal.signal(number, found)
+        finally:  # a handler that is back in place may raise
+            if self.interrupted:
+                self.interrupted = False
+                self._handle()
 
-    def _defer(self, _number: int, frame: FrameType | None) -> None:
-        self._frame = frame
+    def look(self) -> None:
+        """See `ThreadSleeper.look`."""
+        now_s = self._clock()
+        if now_s >= self._look_s:
+            self._look_s = now_s + _LOOK_S
+            for number in _OTHERS:
+                self._replace(number)
+
+    def _replace(self, number: int) -> None:
+        handler = _signal.getsignal(number)
+        if not callable(handler):  # ignored, or handled in C
+            return
+        if number not in self._replaced:
+            self._replaced.append(number)
+        if handler is not self._defer:
+            self._handlers[number] = handler
+            _signal.signal(number, self._defer)
+
+    def _handle(self) -> None:
+        """Run the handlers of all deferred signals; the last exception that one raises has the others as context."""
+        while self._deferred:
+            number, (handler, frame) = self._deferred.popitem()
+            try:
+                handler(number, frame)
+            finally:
+                self._handle()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        handler = self._handlers[number]
+        if not self._depth:  # while it was put in place or taken away
+            handler(number, frame)
+            return
+        self._deferred[number] = handler, frame
         self.interrupted = True
         self.wake()
         self._poke()
@@ -96,19 +165,3 @@ def make_sleeper(poke: Callable[[], None]) -> ThreadSleeper:
         poke: wakes the driver; called from the signal handler, between any two instructions of the main thread.
     """
     return _MainThreadSleeper(poke) if in_main_thread() else ThreadSleeper()
-
-
-def may_be_signal(error: BaseException) -> bool:
-    """Whether a signal handler may have raised *error*; then it is for the program, whatever code it interrupted."""
-    return issubclass(type(error), (KeyboardInterrupt, SystemExit)) and in_main_thread()
-
-
-def from_handler(error: BaseException) -> bool:
-    """Whether *error* is Ctrl-C, or the SystemExit of a signal handler rather than of the code that it interrupted."""
-    if not may_be_signal(error) or issubclass(type(error), KeyboardInterrupt):
-        return may_be_signal(error)
-    handlers = [getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()]
-    trace = traceback_of(error)
-    while trace is not None and trace.tb_frame.f_code not in handlers:
-        trace = trace.tb_next
-    return trace is not None

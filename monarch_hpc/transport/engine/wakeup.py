@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _thread import allocate_lock
+from _thread import RLock, allocate_lock
 from collections.abc import Callable
 from os import EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_read, eventfd_write
 from threading import TIMEOUT_MAX
@@ -40,7 +40,7 @@ class Wakeup:
 
     def __init__(self) -> None:
         self.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
-        self._lock = allocate_lock()
+        self._lock = RLock()
         self._closed = False
 
     def ring(self) -> None:

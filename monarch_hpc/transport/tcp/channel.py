@@ -6,7 +6,7 @@ import contextlib
 import select
 import socket
 import sys
-from _thread import allocate_lock
+from _thread import RLock, allocate_lock
 from collections.abc import Callable
 
 from monarch_hpc.config.schema import TransportConfig
@@ -81,7 +81,7 @@ class TcpChannel:
         self._received_s = engine.clock()
         self._blocked_s = 0.0
         # out
-        self._lock = allocate_lock()  # guards the error and the counters
+        self._lock = RLock()  # guards the error and the counters
         self._accepted_bytes = 0
         self._outbox = RecordWriter(ciphers[0])
         self._writing = allocate_lock()  # its holder writes to the socket

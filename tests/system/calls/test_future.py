@@ -15,8 +15,8 @@ import pytest
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import returns_future
+from monarch_hpc.core.process.signals import from_handler
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.interrupts import from_handler
 
 _PATIENCE_S = 60.0
 

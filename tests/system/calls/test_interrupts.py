@@ -1,8 +1,9 @@
-"""Ctrl-C in a program that continues: no answer is lost, and nothing waits forever."""
+"""Signals in a program that continues, such as Ctrl-C: no answer is lost, and nothing waits forever."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,9 +14,12 @@ from types import FrameType
 
 import pytest
 
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.messages.payload import pack_call
 from monarch_hpc.transport.engine.engine import Engine
 
 _PATIENCE_S = 60.0
+_LOOK_S = 0.01  # a wait of this time sees handlers that were set before
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -26,6 +30,16 @@ def handler() -> Iterator[Handler]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield signal.default_int_handler
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def kept_handlers() -> Iterator[None]:
+    """Put the handlers of other signals back."""
+    numbers = (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_callback_is_not_interrupted(engine: Engine, handler: Handler) -> None:
@@ -45,6 +59,106 @@ def test_a_callback_is_not_interrupted(engine: Engine, handler: Handler) -> None
     assert signal.getsignal(signal.SIGINT) is handler
     engine.call_soon(lambda: done.append("later"))
     assert engine.wait(lambda: len(done) == 2, _PATIENCE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_no_signal_interrupts_a_callback(engine: Engine, kept_handlers: None, number: signal.Signals) -> None:
+    done: list[str] = []
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        done.append("handler")
+        raise LookupError("the time is over")
+
+    def callback() -> None:
+        if threading.current_thread() is not threading.main_thread():
+            engine.call_later(0.01, callback)  # the main thread does not wait yet
+            return
+        signal.raise_signal(number)
+        done.append("the rest")
+
+    engine.call_soon(lambda: None)
+    engine.wait(lambda: True, _PATIENCE_S)
+    signal.signal(number, handle)  # another one than at the last wait
+    engine.call_later(0.01, callback)
+    with pytest.raises(LookupError, match="the time is over"):
+        engine.wait(lambda: False, _PATIENCE_S)
+    assert done == ["the rest", "handler"]
+    assert signal.getsignal(number) is handle
+    engine.call_soon(lambda: done.append("later"))
+    assert engine.wait(lambda: done[-1] == "later", _PATIENCE_S)
+
+
+def test_all_deferred_signals_are_handled_also_where_one_handler_raises(engine: Engine, kept_handlers: None) -> None:
+    handled: list[int] = []
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        handled.append(number)
+        raise LookupError(number)
+
+    numbers = [signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2]
+    for number in numbers:
+        signal.signal(number, handle)
+    engine.wait(lambda: False, _LOOK_S)
+    with pytest.raises(LookupError), engine.undisturbed():  # noqa: PT012 raised at the end of the block
+        for number in (*numbers, *numbers):  # as the kernel's, signals that come twice count once
+            signal.raise_signal(number)
+        assert not handled
+    assert sorted(handled) == sorted(numbers)
+
+
+def test_a_handler_that_a_callback_sets_stays(engine: Engine, kept_handlers: None) -> None:
+    def first(_number: int, _frame: FrameType | None) -> None:
+        raise AssertionError("the handler of before")
+
+    def second(number: int, _frame: FrameType | None) -> None:
+        called.append(number)
+
+    called: list[int] = []
+    signal.signal(signal.SIGUSR1, first)
+    engine.wait(lambda: False, _LOOK_S)
+    with engine.undisturbed():
+        signal.signal(signal.SIGUSR1, second)
+    assert signal.getsignal(signal.SIGUSR1) is second
+    signal.raise_signal(signal.SIGUSR1)
+    assert called == [signal.SIGUSR1]
+
+
+class Alarmed:
+    """Its pickling, or its rebuilding, is interrupted by a signal."""
+
+    def __init__(self, *, packed: bool) -> None:
+        self.packed = packed
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.packed:
+            signal.raise_signal(signal.SIGALRM)
+        return _rebuild_alarmed, ()
+
+
+def _rebuild_alarmed() -> str:
+    if armed:
+        armed.pop()
+        signal.raise_signal(signal.SIGALRM)
+    return "rebuilt"
+
+
+armed: list[bool] = []
+
+
+def test_what_a_handler_raises_is_not_taken_for_an_error_of_values(engine: Engine, kept_handlers: None) -> None:
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        raise LookupError("the time is over")
+
+    signal.signal(signal.SIGALRM, handle)
+    with pytest.raises(LookupError, match="the time is over"):
+        pack_call(b"", (Alarmed(packed=True),), {})
+    future: Future[object] = Future(engine, lambda: "actor a[0] on n1, endpoint e")
+    answer = pickle.dumps(Alarmed(packed=False))
+    future.set_resolver(lambda: pickle.loads(answer))
+    armed.append(True)
+    with pytest.raises(LookupError, match="the time is over"):
+        future.get()
+    assert future.get() == "rebuilt"  # the next read has the answer
 
 
 def test_whoever_sleeps_while_another_thread_drives_is_woken(engine: Engine) -> None:
@@ -118,6 +232,8 @@ def test_other_threads_are_not_disturbed_anyway(engine: Engine, handler: Handler
 
 _PROGRAM = """
 import os, random, signal, sys, threading, time
+number = int(sys.argv[2])
+Interrupt = KeyboardInterrupt if number == signal.SIGINT else type("Interrupt", (Exception,), {})
 from monarch_hpc import Actor, endpoint, this_host
 
 
@@ -137,7 +253,7 @@ def shoot():
     dice = random.Random(int(sys.argv[1]))
     for _ in range(300):
         time.sleep(dice.uniform(0.0005, 0.01))  # the passing of time is the point
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
     global over
     over = True
 
@@ -154,23 +270,23 @@ def play():
         kept.pop()
 
 
-def interrupt(number, frame):
+def interrupt(_number, _frame):
     global armed
     if armed:
         armed = False  # else the next one might come before the program is back in its `try`
-        raise KeyboardInterrupt
+        raise Interrupt
 
 
 shooter = threading.Thread(target=shoot)
 kept, interrupts, armed = [], 0, False
-signal.signal(signal.SIGINT, interrupt)
+signal.signal(number, interrupt)
 shooter.start()
 while not over:
     try:
         armed = True
         play()
         armed = False
-    except KeyboardInterrupt:
+    except Interrupt:
         interrupts += 1
 shooter.join()
 kept = [call for calls in kept for call in calls]
@@ -180,15 +296,21 @@ print(interrupts, len(kept), lost, list(mesh.echo.call(1).get(30).values()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["[ucx, tcp]", "[tcp]"])
-def test_no_answer_is_lost(tmp_path: Path, order: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "number"), [("[ucx, tcp]", signal.SIGINT), ("[tcp]", signal.SIGINT), ("[ucx, tcp]", signal.SIGALRM)]
+)
+def test_no_answer_is_lost(tmp_path: Path, order: str, number: signal.Signals) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
     seed = int.from_bytes(os.urandom(2))
     print(f"seed {seed}")
     environment = {**os.environ, "MONARCH_HPC_FABRIC__ORDER": order}
     told = subprocess.run(
-        [sys.executable, str(program), str(seed)], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, str(program), str(seed), str(int(number))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert told.returncode == 0, told.stderr
     interrupts, kept, lost, values = told.stdout.split(maxsplit=3)
