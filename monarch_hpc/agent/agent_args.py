@@ -22,6 +22,7 @@ class AgentArgs:
         ready_fd: a pipe to which the head writes a byte once `ready.json` is there; -1 for none.
         arguments: the agent's command line, without the interpreter and the module.
         relaunches: whether all hosts are this machine, and the head may start their agents again.
+        lifeline_fd: a pipe whose other end the process that started the agents holds; they end with it. -1 for none.
     """
 
     directory: Path
@@ -39,6 +40,7 @@ class AgentArgs:
     ready_fd: int = -1
     arguments: tuple[str, ...] = ()
     relaunches: bool = False
+    lifeline_fd: int = -1
 
     @property
     def slurm_job_id(self) -> int | None:

@@ -73,7 +73,7 @@ class HeadOffice:
             rank=args.rank,
             term=term,
         )
-        if term == 1:  # the steps of agents that an heir started would end with its own
+        if term == 1 or args.relaunches:  # the steps of agents that an heir started would end with its own
             begin_returns(self.head.returns, engine, reaper, args, config, slurm)
         self._idle = watch_idle(self.head, config, args, engine.call_later, engine.clock)
 
