@@ -87,6 +87,7 @@ def _serve(
     first_zygote: StartingZygote,
 ) -> int:
     from monarch_hpc.agent.agent_args import AgentArgs
+    from monarch_hpc.agent.rejoin import REJOIN, begin_anew
     from monarch_hpc.agent.resources.grant import read_grant
     from monarch_hpc.agent.service import Service
     from monarch_hpc.allocation.settings import read_config
@@ -114,6 +115,7 @@ def _serve(
         arguments=arguments,
         relaunches=options.relaunches,
         lifeline_fd=options.lifeline_fd if options.lifeline else -1,
+        rejoins_s=options.rejoins,
     )
     codes: list[int] = []
 
@@ -136,6 +138,8 @@ def _serve(
             service.termination.mark()
             engine.call_soon(service.termination.on_sigterm)
     engine.close()
+    if codes[0] == REJOIN:
+        begin_anew(args, config.agent.rejoin_s)
     return codes[0]
 
 
@@ -198,6 +202,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lifeline-fd", type=int, default=0, help="or at that of this descriptor")
     parser.add_argument("--relaunches", action="store_true", help="start agents of this machine again that were lost")
     parser.add_argument("--again", action="store_true", help="take the place of an agent that was lost, and end it")
+    parser.add_argument("--rejoins", type=float, default=0.0, help="ask for so many seconds to be seated again")
     parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory, see core.storage")
     parser.add_argument("--ready", type=int, default=-1, help="pipe to write a byte to once the allocation is ready")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that procs run")

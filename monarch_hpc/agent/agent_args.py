@@ -23,6 +23,7 @@ class AgentArgs:
         arguments: the agent's command line, without the interpreter and the module.
         relaunches: whether all hosts are this machine, and the head may start their agents again.
         lifeline_fd: a pipe whose other end the process that started the agents holds; they end with it. -1 for none.
+        rejoins_s: for so long this agent, which was fenced before, may ask to be seated again; 0 for one at its start.
     """
 
     directory: Path
@@ -41,6 +42,7 @@ class AgentArgs:
     arguments: tuple[str, ...] = ()
     relaunches: bool = False
     lifeline_fd: int = -1
+    rejoins_s: float = 0.0
 
     @property
     def slurm_job_id(self) -> int | None:
