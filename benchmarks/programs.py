@@ -121,6 +121,7 @@ class Program:
         # Orphans are reparented to this process, so that `close` finds them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))  # short: peers put sockets there
+        self._control: socket.socket | None = None
         self._lines: TextIO | None = None
         self._segments = set(_SHM.glob("DD*"))
         try:
@@ -156,16 +157,15 @@ class Program:
             end_s = time.monotonic() + _START_S
             while self._lines is None:
                 try:
-                    end, _ = control.accept()
-                    end.settimeout(_ORDER_S)
-                    self._lines = end.makefile("rw")
+                    self._control, _ = control.accept()
+                    self._lines = self._control.makefile("rw")
                 except TimeoutError:
                     if process.poll() is not None:
                         raise Gone(f"it ended: {self._last_output()}") from None
                     if time.monotonic() > end_s:
                         raise Gone(f"it did not report in {_START_S:.0f} s: {self._last_output()}") from None
 
-    def order(self, what: str, num: int) -> dict[str, float]:
+    def order(self, what: str, num: int, timeout_s: float = _ORDER_S) -> dict[str, float]:
         """Send one order, see `benchmarks.actor_ends`; return the result.
 
         Raises:
@@ -173,12 +173,14 @@ class Program:
             Died: the program has died, or hangs.
         """
         assert self._lines is not None
+        assert self._control is not None
+        self._control.settimeout(timeout_s)
         try:
             self._lines.write(json.dumps({"what": what, "num": num}) + "\n")
             self._lines.flush()
             line = self._lines.readline()
         except TimeoutError:
-            raise Died(f"no answer in {_ORDER_S:.0f} s") from None
+            raise Died(f"no answer in {timeout_s:.0f} s") from None
         except OSError:
             line = ""
         if not line:
@@ -196,6 +198,8 @@ class Program:
         if self._lines is not None:
             with contextlib.suppress(OSError):
                 self._lines.close()
+        if self._control is not None:
+            self._control.close()
         end_s = time.monotonic() + _END_S
         while _reap() and time.monotonic() < end_s:
             time.sleep(0.02)

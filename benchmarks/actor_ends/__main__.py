@@ -179,6 +179,7 @@ _WORK: dict[str, Callable[[End, int], Found]] = {
     "kill": _kill,
     "segfault": partial(_kill, how="SIGSEGV"),
     "exit": partial(_kill, how="exit"),
+    "stop-process": partial(_kill, how="SIGSTOP"),
     "push": _push,
 }
 

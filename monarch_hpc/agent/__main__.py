@@ -87,12 +87,13 @@ def _serve(
     first_zygote: StartingZygote,
 ) -> int:
     from monarch_hpc.agent.agent_args import AgentArgs
+    from monarch_hpc.agent.rejoin import REJOIN, begin_anew
     from monarch_hpc.agent.resources.grant import read_grant
     from monarch_hpc.agent.service import Service
     from monarch_hpc.allocation.settings import read_config
 
     key = _read_key()  # it comes last: the configuration is there
-    if not options.lifeline:
+    if not options.lifeline or options.lifeline_fd:
         _close_input()
     config = read_config(options.directory)
     local_place = (options.rank, options.num_hosts) if options.local else None
@@ -113,6 +114,8 @@ def _serve(
         ready_fd=options.ready,
         arguments=arguments,
         relaunches=options.relaunches,
+        lifeline_fd=options.lifeline_fd if options.lifeline else -1,
+        rejoins_s=options.rejoins,
     )
     codes: list[int] = []
 
@@ -126,14 +129,17 @@ def _serve(
     # No other thread runs yet, so errors at startup are raised here.
     service.start()
     if options.lifeline:
-        os.set_blocking(0, False)
-        engine.watch(0, lambda _mask: _check_lifeline(engine, service))
+        os.set_inheritable(args.lifeline_fd, False)
+        os.set_blocking(args.lifeline_fd, False)
+        engine.watch(args.lifeline_fd, lambda _mask: _check_lifeline(engine, service, args.lifeline_fd))
     engine.start()
     while not codes:
         if signal.sigwait(_SIGNALS) is signal.SIGTERM:
             service.termination.mark()
             engine.call_soon(service.termination.on_sigterm)
     engine.close()
+    if codes[0] == REJOIN:
+        begin_anew(args, config.agent.rejoin_s)
     return codes[0]
 
 
@@ -145,10 +151,10 @@ def _end(zygote: StartingZygote) -> None:
             os.waitpid(zygote.pid, 0)
 
 
-def _check_lifeline(engine: Engine, service: Service) -> None:
+def _check_lifeline(engine: Engine, service: Service, fd: int) -> None:
     with contextlib.suppress(BlockingIOError):
-        if not os.read(0, 1):
-            engine.unwatch(0)
+        if not os.read(fd, 1):
+            engine.unwatch(fd)
             service.end()
 
 
@@ -193,8 +199,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--component", type=int, default=-1, help="of a heterogeneous job, that has this host")
     parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")
     parser.add_argument("--lifeline", action="store_true", help="end at the end of standard input")
+    parser.add_argument("--lifeline-fd", type=int, default=0, help="or at that of this descriptor")
     parser.add_argument("--relaunches", action="store_true", help="start agents of this machine again that were lost")
     parser.add_argument("--again", action="store_true", help="take the place of an agent that was lost, and end it")
+    parser.add_argument("--rejoins", type=float, default=0.0, help="ask for so many seconds to be seated again")
     parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory, see core.storage")
     parser.add_argument("--ready", type=int, default=-1, help="pipe to write a byte to once the allocation is ready")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that procs run")

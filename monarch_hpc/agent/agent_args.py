@@ -22,6 +22,8 @@ class AgentArgs:
         ready_fd: a pipe to which the head writes a byte once `ready.json` is there; -1 for none.
         arguments: the agent's command line, without the interpreter and the module.
         relaunches: whether all hosts are this machine, and the head may start their agents again.
+        lifeline_fd: a pipe whose other end the process that started the agents holds; they end with it. -1 for none.
+        rejoins_s: for so long this agent, which was fenced before, may ask to be seated again; 0 for one at its start.
     """
 
     directory: Path
@@ -39,6 +41,8 @@ class AgentArgs:
     ready_fd: int = -1
     arguments: tuple[str, ...] = ()
     relaunches: bool = False
+    lifeline_fd: int = -1
+    rejoins_s: float = 0.0
 
     @property
     def slurm_job_id(self) -> int | None:

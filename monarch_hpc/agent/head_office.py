@@ -10,6 +10,7 @@ from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.idle import watch_idle
+from monarch_hpc.agent.head.link import LocalLink
 from monarch_hpc.agent.output.retention import Retention
 from monarch_hpc.agent.ready_report import report_ready
 from monarch_hpc.agent.relaunch import begin_returns
@@ -18,11 +19,17 @@ from monarch_hpc.allocation.heads import HeadPlace, write_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.observer import open_observer
+from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.runs import RunClosed
 
-__all__ = ["HeadOffice"]
+__all__ = ["FLUSH_S", "HeadOffice", "own_run"]
+
+FLUSH_S = 2.0
+"""Time that a final message may take to be sent before the process ends."""
+
+_POLL_S = 0.05
 
 _log = Logger(__name__)
 
@@ -73,7 +80,7 @@ class HeadOffice:
             rank=args.rank,
             term=term,
         )
-        if term == 1:  # the steps of agents that an heir started would end with its own
+        if term == 1 or args.relaunches:  # the steps of agents that an heir started would end with its own
             begin_returns(self.head.returns, engine, reaper, args, config, slurm)
         self._idle = watch_idle(self.head, config, args, engine.call_later, engine.clock)
 
@@ -106,10 +113,19 @@ class HeadOffice:
         if isinstance(message, RunClosed):
             self._retention.ended(message.run)
 
-    def finish(self) -> None:
-        """See `IdleRelease.finish`."""
+    def end(self, node: Node, ended: Callable[[], None]) -> None:
+        """Close all channels of *node*; call *ended*, at least once, when they are closed, or after `FLUSH_S`."""
         if self._idle is not None:
             self._idle.finish()
+        node.close("the allocation is over")
+        self._engine.call_later(FLUSH_S, ended)
+        self._await_closed(node, ended)
+
+    def _await_closed(self, node: Node, ended: Callable[[], None]) -> None:
+        if node.channels:
+            self._engine.call_later(_POLL_S, partial(self._await_closed, node, ended))
+        else:
+            ended()
 
     def close(self, timeout_s: float) -> None:
         """End the thread that removes old files."""
@@ -119,3 +135,12 @@ class HeadOffice:
         self._complete()
         # Not before the agents know their electorate: a reader of the ready file may shut the head's host down at once.
         self._engine.call_soon(partial(report_ready, self._args, term, hosts, missing))
+
+
+def own_run(
+    office: HeadOffice | None, deliver: Callable[[Message], None]
+) -> tuple[Callable[[Message], None], Callable[[], None]]:
+    """Make the agent of the head the owner of a run there, see `agent.programs.table.OwnRun`."""
+    assert office is not None, "only the head's agent is asked for programs"
+    link = LocalLink(deliver, lambda _reason: deliver(RunClosed("")))
+    return partial(office.head.on_client, link), partial(office.head.on_client_lost, link, "its program has ended")

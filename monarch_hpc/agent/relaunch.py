@@ -104,14 +104,25 @@ class AgentLauncher:
         return private_dir(self._args.folder / HOSTS) / f"{host.rank}.err"
 
     def _start_local(self, host: HostEntry, output: int) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-P", "-m", "monarch_hpc.agent", *agent_words(self._args.arguments, host)]
-        process = launch(
-            argv, self._args.environment, stdin=subprocess.PIPE, stdout=output, stderr=output, new_session=True
-        )
-        assert process.stdin is not None  # it stays open: the agent ends with this one
+        # The lifeline of this agent is also that of the other one: else it would end with this one, which has heirs.
+        lifeline = os.dup(self._args.lifeline_fd)
+        try:
+            words = [*agent_words(self._args.arguments, host), "--lifeline-fd", str(lifeline)]
+            process = launch(
+                [sys.executable, "-P", "-m", "monarch_hpc.agent", *words],
+                self._args.environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(lifeline,),
+                new_session=True,
+            )
+        finally:
+            os.close(lifeline)
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, and is about to be reaped
             process.stdin.write(self._args.key)
-            process.stdin.flush()
+            process.stdin.close()
         return process
 
     def _start_step(self, host: HostEntry, output: int) -> subprocess.Popen[bytes]:

@@ -14,7 +14,7 @@ from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.head.changes import HeadChanges
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.link import ChannelLink, Link, LocalLink
-from monarch_hpc.agent.head_office import HeadOffice
+from monarch_hpc.agent.head_office import FLUSH_S, HeadOffice, own_run
 from monarch_hpc.agent.output.log_files import LogFiles
 from monarch_hpc.agent.output.own_log import OwnLog
 from monarch_hpc.agent.output.proc_output import Outlet
@@ -26,6 +26,7 @@ from monarch_hpc.agent.procs.zygote_pool import ZygotePool
 from monarch_hpc.agent.programs.program import settings_of
 from monarch_hpc.agent.programs.table import Programs, Request
 from monarch_hpc.agent.ready_report import make_entry
+from monarch_hpc.agent.rejoin import REJOIN
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
@@ -40,7 +41,7 @@ from monarch_hpc.allocation.files import own_log_path, report_host
 from monarch_hpc.allocation.heads import HeadPlace, claim, read_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.death import Death
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
@@ -54,15 +55,10 @@ from monarch_hpc.wire.control.links import LinkGiven, LinkOver
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskHosts
 from monarch_hpc.wire.control.refusal import Refused, refuse
-from monarch_hpc.wire.control.runs import RunClosed
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["Service"]
-
-_POLL_S = 0.05
-_FLUSH_S = 2.0
-"""Time that a final message may take to be sent before the process ends."""
 
 _log = Logger(__name__)
 
@@ -93,11 +89,11 @@ class Service:
         self._args = args
         self._config = config
         self._finished = finished
-        self._leaving = False
+        self._leaving = self._fenced = False
         self._proc_addresses = ProcAddresses()
         identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
         self._node = Node(engine, identity, args.key, self, config.transport, forwards=self._proc_addresses.addresses)
-        self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
+        self._deadline = Deadline(args.rejoins_s or config.slurm.bootstrap_s, engine.clock)
         listen_hosts = list(grant.interfaces.values())
         self._host_entry = make_entry(args, grant, self._node.listen(listen_hosts), identity.incarnation)
         self._reaper = Reaper(engine, cgroup.num_oom_kills)
@@ -116,7 +112,12 @@ class Service:
         addresses = self._host_entry.addresses
         proc_settings = ProcSettings.of(args, config, grant, addresses, listen_hosts, segments, self._forwarders)
         mpi_steps = MpiSteps(engine, self._reaper, step_settings)
-        self._programs = Programs(engine, self._reaper, settings_of(args, config.logs.max_file_bytes), self._own_run)
+        self._programs = Programs(
+            engine,
+            self._reaper,
+            settings_of(args, config.logs.max_file_bytes),
+            lambda deliver: own_run(self._office, deliver),
+        )
         self._agent = Agent(
             engine, proc_settings, self._zygotes, mpi_steps, self._reaper, self._programs, outlet, self._send_up
         )
@@ -135,6 +136,7 @@ class Service:
         self._search = HeadSearch(
             *(engine, self._node, self._elections, args.folder, self._deadline, self._forwarders),
             *(lambda: self._leaving, self._join, self._on_head_lost, self._fail),
+            doubt=partial(word.ask_rank, args.host_names) if args.rejoins_s else None,
         )
         self._sent_goodbye = False
         self._code = 0
@@ -191,7 +193,9 @@ class Service:
             return
         if self._args.slurm_job_id is not None:
             self._own_log.begin()
-        if (isinstance(error, PeerLost) and error.farewell) or not self._elections.seek(str(error), heard_s):
+        if isinstance(error, PeerLost) and error.farewell:  # nobody has told this agent to leave: it was given up
+            self._fence(str(error))
+        elif not self._elections.seek(str(error), heard_s):
             _log.warning("lost the head: %s", error)
             self.leave(self._config.agent.grace_s)
 
@@ -199,15 +203,17 @@ class Service:
         self._search.follow(heir)
 
     def _fence(self, why: str) -> None:
-        _log.error("this agent ends: %s", why)
-        self.end()
-
-    def _own_run(self, deliver: Callable[[Message], None]) -> tuple[Callable[[Message], None], Callable[[], None]]:
-        """Make this agent the owner of a run at its own head, see `agent.programs.table.OwnRun`."""
-        head = self._head
-        assert head is not None, "only the head's agent is asked for programs"
-        link = LocalLink(deliver, lambda _reason: deliver(RunClosed("")))
-        return partial(head.on_client, link), partial(head.on_client_lost, link, "its program has ended")
+        """Give and take no orders from now on, end the procs, and begin anew, as another incarnation."""
+        rejoin_s = self._config.agent.rejoin_s
+        _log.error("this host is fenced: %s; its procs end, and it asks to be seated again for %g s", why, rejoin_s)
+        if not rejoin_s or self._leaving:
+            self.end()
+            return
+        self._leaving = self._fenced = True
+        self._code = REJOIN
+        self._elections.close()
+        death = Death(DeathKind.FENCED, f"its host is fenced: {why}")
+        self._agent.leave(self._config.agent.grace_s, lambda _num_left: self._end(), death)
 
     # ---- the link to the head ----
 
@@ -265,8 +271,8 @@ class Service:
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Handle a control message or a frame of a cast; frames of other kinds close the channel."""
-        if channel.error is not None:
-            return  # sent before the peer noticed that this side closed
+        if channel.error is not None or self._fenced:
+            return  # sent before the peer noticed that this side closed, or does not count any more
         link = self._links.get(channel)
         if (link is None and self._elections.on_frame(channel, frame)) or self._casts.on_frame(channel, frame):
             return
@@ -363,20 +369,11 @@ class Service:
             self.termination.outlast_head(self._end)
         elif self._head is None:
             # Normally the head closes the channel first, when it has received the report.
-            self._engine.call_later(_FLUSH_S, self._end)
+            self._engine.call_later(FLUSH_S, self._end)
 
     def _on_all_left(self) -> None:
-        if self._office is not None:
-            self._office.finish()
-        self._node.close("the allocation is over")
-        self._engine.call_later(_FLUSH_S, self._end_job)
-        self._end_when_closed()
-
-    def _end_when_closed(self) -> None:
-        if self._node.channels:
-            self._engine.call_later(_POLL_S, self._end_when_closed)
-        else:
-            self._end_job()
+        assert self._office is not None, "its head calls this"
+        self._office.end(self._node, self._end_job)
 
     def _end_job(self) -> None:
         held = self._config.slurm.allocate_by == "salloc"
@@ -387,6 +384,9 @@ class Service:
 
     def _fail(self, problem: str) -> None:
         _log.error("%s", problem)
+        if self._args.rejoins_s:  # as one that was fenced and does not come back: perhaps nobody else ends the job
+            self.end()
+            return
         self._code = 1
         self._leaving = True
         self._agent.leave(0.0, lambda _num_left: self._end())
@@ -394,7 +394,7 @@ class Service:
     def _end(self) -> None:
         finished, self._finished = self._finished, lambda _code: None
         self._own_log.close()
-        self._files.close(_FLUSH_S)
+        self._files.close(FLUSH_S)
         if self._office is not None:
-            self._office.close(_FLUSH_S)
+            self._office.close(FLUSH_S)
         finished(self._code)

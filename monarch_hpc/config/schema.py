@@ -103,6 +103,7 @@ class AgentConfig:
     grace_s: float
     attach_s: float
     outlast_s: float
+    rejoin_s: float
 
 
 @dataclass(frozen=True)

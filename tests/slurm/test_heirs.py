@@ -103,7 +103,7 @@ def test_an_heir_that_nobody_uses_cancels_the_job_without_its_batch_script(alice
 
 
 def test_a_head_without_network_is_followed_and_leaves(alice: Alice) -> None:
-    done = alice.run("alloc", "dev", *FOUR)
+    done = alice.run("alloc", "dev", *FOUR, env={"MONARCH_HPC_AGENT__REJOIN_S": "0"})
     assert done.returncode == 0, done.stderr
     program, off = write(alice, "heirs.py", PROGRAM), write(alice, "off", "")
     going = alice.start("run", "-a", "dev", program, "n1", off)
@@ -124,6 +124,41 @@ def test_a_head_without_network_is_followed_and_leaves(alice: Alice) -> None:
     done = alice.run("release", "dev")
     assert done.returncode == 0, done.stderr
     await_end(alice, "n4")
+
+
+def test_a_head_whose_cable_is_in_again_before_slurm_has_noticed_is_seated_as_an_agent(alice: Alice) -> None:
+    soon = {
+        "LIVENESS__HEARTBEAT_S": "0.25",
+        "LIVENESS__SUSPECT_S": "1",
+        "LIVENESS__DEAD_S": "4",
+        "LIVENESS__FENCE_S": "4",
+    }
+    env = {f"MONARCH_HPC_{key}": value for key, value in soon.items()} | {"MONARCH_HPC_AGENT__GRACE_S": "1"}
+    done = alice.run("alloc", "dev", *FOUR, env=env)
+    assert done.returncode == 0, done.stderr
+    program, off = write(alice, "heirs.py", PROGRAM), write(alice, "off", "")
+    going = alice.start("run", "-a", "dev", program, "n1", off, env=env)
+    until_printed(going, "calls")
+    alice.lab.link_down("n1")
+    write(alice, "off", "now")
+    agents = ("logs", "dev", "--agents")
+    wait_until("the fence", lambda: alice.run(*agents).stdout, 120.0, accept=lambda text: "asks to be seated" in text)
+    # In time: Slurm would end the job with its batch script, once it has given up the host of that.
+    alice.lab.link_up("n1")
+
+    def seated() -> dict[str, tuple[object, object]]:
+        (shown,) = alice.status("dev")
+        return {host["name"]: (host["state"], host["head"]) for host in shown["hosts"]}  # type: ignore[attr-defined]
+
+    alive = {"n1": ("alive", False), "n2": ("alive", True), "n3": ("alive", False), "n4": ("alive", False)}
+    wait_until("the return of n1", seated, 120.0, accept=lambda seen: seen == alive)
+    out, err = going.communicate(timeout=240)
+    assert going.returncode == 0 and "fresh 2 2 2\n" in out, (out, err)
+    done = alice.run("run", "-a", "dev", program, "none", off, env=env)
+    assert done.returncode == 0 and "calls 0 0 0 0\n" in done.stdout, (done.stdout, done.stderr)
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n1")
 
 
 def _is_without_first(hosts: str) -> bool:

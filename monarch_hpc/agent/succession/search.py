@@ -31,6 +31,8 @@ class HeadSearch:
         join: called with the channel to a head that this agent follows, and what is wrong with this host.
         lost: called if an heir cannot be reached.
         failed: called if there is no head until the deadline.
+        doubt: given for an agent that was fenced, which asks again until the deadline whatever goes wrong. Asks whether the
+            head's host, of the given rank, has left the job, and calls back if so: then this head does not come back.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class HeadSearch:
         join: Callable[[FrameChannel, str], None],
         lost: Callable[[TransportError], None],
         failed: Callable[[str], None],
+        *,
+        doubt: Callable[[int, Callable[[], None]], None] | None = None,
     ) -> None:
         self._engine = engine
         self._node = node
@@ -56,6 +60,7 @@ class HeadSearch:
         self._join = join
         self._lost = lost
         self._failed = failed
+        self._doubt = doubt
 
     def find(self, problem: str) -> None:
         """Join the head; *problem* is what is wrong with this host."""
@@ -74,10 +79,16 @@ class HeadSearch:
         if not isinstance(result, TransportError):
             self._elections.follow(head, result.peer.incarnation)
             self._join(result, problem)
-        elif result.retryable and not self._deadline.passed():
+        elif (result.retryable or self._doubt is not None) and not self._deadline.passed():
+            if self._doubt is not None:
+                self._doubt(head.rank, partial(self._on_gone, head))
             self._engine.call_later(_DIAL_RETRY_S, partial(self.find, problem))
         else:
             self._failed(f"cannot reach the head: {result}")
+
+    def _on_gone(self, head: HeadPlace) -> None:
+        if read_head(self._folder) == head and not self._over():
+            self._failed("the head's host has left the job, and no other head has been elected")
 
     def follow(self, heir: HeadPlace) -> None:
         """Join the head of a later term."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.transport.engine.engine import Engine
@@ -39,6 +39,11 @@ class SlurmWord:
             self._engine.call_later(_PAUSE_S, self._rest)
 
         self._slurm.ask_gone(host, answered)
+
+    def ask_rank(self, hosts: Sequence[str], rank: int, gone: Callable[[], None]) -> None:
+        """Ask for the host of this *rank* among all *hosts* of the job, as Slurm names them; empty outside of one."""
+        if rank < len(hosts):
+            self.ask(hosts[rank], gone)
 
     def _rest(self) -> None:
         self._asking = False

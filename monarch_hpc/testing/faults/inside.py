@@ -36,6 +36,12 @@ def _leave(code: int = 0) -> None:
     sys.exit(code)
 
 
+def _pause(duration_s: float) -> None:
+    """Stop this process and let it go on after *duration_s*; returns at once."""
+    script = f"kill -STOP $PPID; sleep {duration_s}; kill -CONT $PPID"
+    subprocess.Popen(["sh", "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def _lose_gpu() -> None:
     """Die as a program does whose GPU has an error that cannot be corrected."""
     os.write(2, b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
@@ -79,6 +85,7 @@ FAULTS: Mapping[str, Callable[..., None]] = {
     "exit": _exit,
     "leave": _leave,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "pause": _pause,
     "lose_gpu": _lose_gpu,
     "hold_gil": _hold_gil,
     "take_memory": _take_memory,
@@ -90,7 +97,7 @@ FAULTS: Mapping[str, Callable[..., None]] = {
     kill              SIGKILL
     segfault, abort   a crash in C code
     exit(code)        the process exits at once; leave(code): sys.exit, which ends the actor
-    stop              SIGSTOP
+    stop              SIGSTOP; pause(s): and SIGCONT after s seconds
     lose_gpu          the words of CUDA about an ECC error, and a crash
     hold_gil(s)       C code that keeps the interpreter's lock
     take_memory(n)    n bytes; use_descriptors(n): all but n of 256

@@ -40,8 +40,10 @@ __all__ = [
     "Noting",
     "RandomSender",
     "close_notes",
+    "events_of",
     "hostile",
     "note",
+    "process_name",
     "read_history",
 ]
 
@@ -58,13 +60,23 @@ _files: dict[str, int] = {}
 _lock = threading.Lock()
 
 
+def process_name(pid: int) -> str:
+    """The name of a process of this host among the processes that write into one folder."""
+    return f"{os.uname().nodename}-{pid}"
+
+
+def events_of(folder: str, process: str) -> Path:
+    """The file that a process writes."""
+    return Path(folder) / f"{process}.events"
+
+
 def note(folder: str, event: Event) -> None:
     """Write an event down, at once: what a killed process wrote stays."""
     line = encode(event)
     with _lock:
         file = _files.get(folder)
         if file is None:
-            path = Path(folder) / f"{os.getpid()}.events"
+            path = events_of(folder, process_name(os.getpid()))
             file = _files[folder] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         assert os.write(file, line) == len(line)
 

@@ -72,13 +72,19 @@ def fence_s() -> int:
 
 
 @pytest.fixture
+def tries() -> int:
+    """Config key `heal.tries`: lost agents stay away, so that there are fewer voices after each loss."""
+    return 0
+
+
+@pytest.fixture
 def directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[MeshFailure], fence_s: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[MeshFailure], fence_s: int, tries: int
 ) -> Iterator[Path]:
     """An allocation of four hosts, used by this process."""
     # A minority stops fence_s after a silent head would be dead.
     times = {"liveness.fence_s": fence_s, "liveness.dead_s": 3 * fence_s}
-    config = load({"procs.stop_s": 1.0, "agent.grace_s": 1.0, **times}).config
+    config = load({"procs.stop_s": 1.0, "agent.grace_s": 1.0, "heal.tries": tries, **times}).config
     with open_local(4, config, tmp_path / "demo") as directory, contextlib.ExitStack() as after:
         after.callback(Controller.close_any)
         monkeypatch.setenv(DIRECTORY_VARIABLE, str(directory))
@@ -190,6 +196,28 @@ def test_a_run_goes_on_and_another_begins(directory: Path, tmp_path: Path) -> No
     out, err = going.communicate(timeout=_PATIENCE_S)
     assert (out, going.returncode) == ("2 2\n3 3\n", 0), err
     wait_until("the end of the runs", lambda: runs(directory) == [])
+
+
+@pytest.mark.parametrize("tries", [3])
+def test_agents_that_were_started_again_outlive_the_head_that_did_it(directory: Path) -> None:
+    def states() -> list[object]:
+        status = query_status(directory, _PATIENCE_S)
+        return [host["state"] for host in status["hosts"]] if status else []
+
+    kept = spawn_on(3).spawn("echo", Echo)
+    assert kept.echo.call_one(1).get(_PATIENCE_S) == 1
+    for rank in (1, 0, 1):  # of another host, of the head, and of its heir, whichever that is
+        before, victim = read_json(directory / "hosts" / f"{rank}.json"), rank
+        assert isinstance(before, dict)
+        kill_agent(directory, victim)
+        wait_until(
+            "another agent",
+            lambda before=before, victim=victim: read_json(directory / "hosts" / f"{victim}.json") != before,  # type: ignore[misc]
+        )
+        wait_until("all hosts", states, accept=lambda seen: seen == ["alive"] * 4)
+        for host in range(4):
+            assert spawn_on(host).spawn("echo", Echo).echo.call_one(host).get(_PATIENCE_S) == host
+    assert kept.echo.call_one(2).get(_PATIENCE_S) == 2
 
 
 @SOON

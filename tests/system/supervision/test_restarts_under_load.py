@@ -22,7 +22,8 @@ from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
-from monarch_hpc.testing.history.checker import Began, Concluded, Event, Finished, Gone, Sent, check, decode
+from monarch_hpc.testing.history.checker import Gone, Sent, check
+from monarch_hpc.testing.history.lives import check_last_lives, history_of_lives
 from monarch_hpc.testing.history.load import (
     PATIENCE_S,
     Answerer,
@@ -30,7 +31,7 @@ from monarch_hpc.testing.history.load import (
     RandomSender,
     close_notes,
     note,
-    read_history,
+    process_name,
 )
 from tests.system.support.controlling import controlled, settle
 
@@ -125,53 +126,8 @@ def test_calls_end_with_the_life_that_they_were_for(
         note(folder, Sent("the test", 0, [f"node{rank}" for rank in range(4)]))
         nodes["node"].plain.call("the test", 0, b"", 0.0).get(PATIENCE_S)
         assert casts.num_sent - num_sent == (casts.max_direct == 1)  # replaced or not, in one frame
-    violations = check(history_of_lives(folder, killed))
+    violations = check(history_of_lives(folder, list(map(process_name, killed))))
     assert not violations, "\n".join(map(str, violations[:20]))
-    assert_living_answered(folder, pids)
+    num_checked, violations = check_last_lives(folder, "node", list(map(process_name, pids)))
+    assert num_checked and not violations, "\n".join(map(str, violations[:20]))
     assert faults == []
-
-
-def history_of_lives(folder: str, killed: list[int]) -> Iterator[Event]:
-    """The history in which the lives of an actor follow each other, each ended by its death."""
-    paths = [Path(folder) / f"{pid}.events" for pid in killed]
-    rest = sorted(set(Path(folder).glob("*.events")).difference(paths))
-    for path in [*paths, *rest]:
-        running: set[tuple[str, str, int]] = set()
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-            event = decode(line)
-            if isinstance(event, Began):
-                running.add((event.actor, event.sender, event.number))
-            elif isinstance(event, Finished):
-                running.discard((event.actor, event.sender, event.number))
-            yield event
-        if path in paths:
-            yield from (Finished(*key) for key in running)
-
-
-def assert_living_answered(folder: str, pids: list[int]) -> None:
-    """What the last life of a node has begun and finished, its caller got; and no call that ended with a death."""
-    sent = {(event.sender, event.number): event for event in read_history(folder) if isinstance(event, Sent)}
-    ended = {(event.sender, event.number): event for event in read_history(folder) if isinstance(event, Concluded)}
-    num_checked = 0
-    for rank, pid in enumerate(pids):
-        events = [decode(line) for line in (Path(folder) / f"{pid}.events").read_bytes().splitlines(keepends=True)]
-        finished = {(event.sender, event.number) for event in events if isinstance(event, Finished)}
-        for event in events:
-            if not isinstance(event, Began):
-                continue
-            key = event.sender, event.number
-            message, end = sent.get(key), ended.get(key)
-            if (
-                message is None
-                or end is None
-                or end.cancelled
-                or not message.replies
-                or message.limited
-                or message.after
-            ):
-                continue
-            outcome = end.outcomes.get(f"node{rank}", end.outcomes.get("*", ""))
-            assert "Died" not in outcome and "Unknown" not in outcome, f"{key} reached a later life: {outcome}"
-            assert message.fails or key not in finished or outcome.startswith("="), f"{key}: {outcome}"
-            num_checked += 1
-    assert num_checked > 0
