@@ -16,12 +16,12 @@ from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.remote_functions import Remote
 from monarch_hpc.tensor.stream.engine import View
-from monarch_hpc.tensor.stream.records import Ref
+from monarch_hpc.tensor.stream.records import TRAINING_CALLS, Ref
 from monarch_hpc.tensor.training.calls import Issued, held
 
 __all__ = ["RemoteOptimizer"]
 
-_state: Remote[..., Any] = Remote("monarch_hpc.tensor.worker.training.optimizers.state", None)
+_STATE = TRAINING_CALLS + "optimizers.state"
 
 
 class RemoteOptimizer(torch.optim.Optimizer):
@@ -124,7 +124,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
             num = len(group["params"])
             groups.append({**own, "params": list(range(number, number + num))})
             number += num
-        return {"state": _state.run_on(self._view, (self._holder,), {}), "param_groups": groups}
+        state: Remote[..., Any] = Remote(_STATE, None)  # another one each time, because a state may grow
+        return {"state": state.run_on(self._view, (self._holder,), {}), "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` of an optimizer of the same class has returned, of any mesh, or of the program.

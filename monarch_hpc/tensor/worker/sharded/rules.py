@@ -87,7 +87,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def seed(self, seed: int) -> None:
         """Restart the random numbers."""
-        self._random_state = torch.Generator().manual_seed(seed).get_state()
+        self.random_state = torch.Generator().manual_seed(seed).get_state()
         self.last_seed = seed
         self.num_calls = 0
 
@@ -124,11 +124,11 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     @contextmanager
     def _random_numbers(self) -> Iterator[None]:
         saved = torch.get_rng_state()
-        torch.set_rng_state(self._random_state)
+        torch.set_rng_state(self.random_state)
         try:
             yield
         finally:
-            self._random_state = torch.get_rng_state()
+            self.random_state = torch.get_rng_state()
             torch.set_rng_state(saved)
 
     # ---- whole tensors ----
