@@ -100,7 +100,7 @@ class Head:
     ) -> None:
         self._clock, self._later = clock, later
         self._stop_s, self._changed = stop_s, changed
-        self._open_witness = open_observer
+        self._open_observer = open_observer
         self._journal = journal
         self.state = HeadState(HostRoster(num_hosts), rank=rank, term=term, num_attached=first_member(term))
         self._run_peers: dict[str, RunPeers] = {}
@@ -279,7 +279,7 @@ class Head:
         peer = self._peers.add(link)
         superseded = self._held.superseded(run, message, peer)
         if run is None:
-            self._run_peers[message.run] = RunPeers(message.run, self._clock(), self._open_witness)
+            self._run_peers[message.run] = RunPeers(message.run, self._clock(), self._open_observer)
         self._apply(events.RunAttached(peer, message, self._clock()))
         for member in superseded:
             member.close(f"{TAKEN_OVER} {message.run}")

@@ -27,10 +27,12 @@ __all__ = [
     "SET_DATA",
     "SET_GRAD",
     "SHARDED_CALLS",
+    "TRAINING_CALLS",
     "CallRequest",
     "CollectiveSpec",
     "CoordinateSpec",
     "MeshSpec",
+    "ModulePlan",
     "OpSpec",
     "Ref",
     "TransferSpec",
@@ -80,6 +82,9 @@ DTYPES = (
 
 SHARDED_CALLS = "monarch_hpc.tensor.worker.sharded.calls."
 """The module whose functions a `CallRequest` names for what is not an operation of torch."""
+
+TRAINING_CALLS = "monarch_hpc.tensor.worker.training."
+"""The package whose functions a `CallRequest` names, ``module.function``, for modules and optimizers on the ranks."""
 
 _FLOAT = struct.Struct("d")
 _INT = struct.Struct("q")
@@ -179,6 +184,23 @@ class MeshSpec(NamedTuple):
     seed: int
 
 
+class ModulePlan(NamedTuple):
+    """How a module that lives on the ranks is parallel.
+
+    Attributes:
+        parallelize: takes the module and a DeviceMesh, and returns the module to call, or None for the same.
+        compile: backend of torch.compile; empty if it is not used.
+        out_dims: for each dimension of the mesh, the dimension of results that it splits, or -1, and the module gets
+            this rank's parts of its arguments; None if it gets sharded tensors, and returns such.
+        shard_dims: likewise for parameters and buffers by name, where *out_dims* is None.
+    """
+
+    parallelize: Any
+    compile: str
+    out_dims: tuple[int, ...] | None
+    shard_dims: dict[str, tuple[int, ...]]
+
+
 class Ref(NamedTuple):
     """Stands for a value among the arguments of a `CallRequest`."""
 
@@ -195,6 +217,8 @@ class CallRequest(NamedTuple):
         buffers: what travels beside the pickle.
         num_outs: number of tensors in its result; -1 if unknown, -2 to keep the result as one object.
         grad: whether autograd records it.
+        grads: ``read`` if it does not run when the gradient of an argument failed, ``dropped`` if it drops these
+            gradients; else empty.
     """
 
     name: str
@@ -202,3 +226,4 @@ class CallRequest(NamedTuple):
     buffers: tuple[Any, ...]
     num_outs: int
     grad: bool
+    grads: str = ""
