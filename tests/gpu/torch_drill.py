@@ -61,7 +61,7 @@ class Holder(Actor):
             self._parameter.fill_(-1)
         await buffer.read_into(self._parameter)
         path = await buffer.path()
-        other = torch.cuda.Stream() if self._device == "cuda" else None
+        other = torch.cuda.Stream() if self._device == "cuda" else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(other):  # the bytes are there for all streams
             low, high = self._parameter.float().aminmax()
         return path, float(low), float(high)
@@ -136,10 +136,7 @@ def threads(procs: ProcMesh, device: str, _path: str) -> None:
     owner, _user = pair(procs, "threads", device)
     buffer = owner.lend.call_one(4.0).get(_PATIENCE_S)
     targets = [torch.zeros(_ROWS, 512, dtype=torch.bfloat16, device=device) for _ in range(8)]
-    users = [
-        threading.Thread(target=lambda here=here: buffer.read_into(here).get(_PATIENCE_S))  # type: ignore[misc]
-        for here in targets
-    ]
+    users = [threading.Thread(target=lambda here=here: buffer.read_into(here).get(_PATIENCE_S)) for here in targets]
     for one in users:
         one.start()
     for one in users:
