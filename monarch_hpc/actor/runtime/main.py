@@ -146,7 +146,7 @@ def serve(start: ProcStart, prepare: Callable[[Runtime], None]) -> int:
         refused=recorder.refused,
     )
     node.own_memory.cross_memory.use(start.fabric.order)
-    addresses = node.listen(start.listen_hosts)
+    addresses = node.listen(start.listen_hosts, port_range=start.fabric.port_range)
     own = ProcRef(
         mesh=start.mesh,
         rank=start.rank,
