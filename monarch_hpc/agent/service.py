@@ -95,7 +95,8 @@ class Service:
         self._node = Node(engine, identity, args.key, self, config.transport, forwards=self._proc_addresses.addresses)
         self._deadline = Deadline(args.rejoins_s or config.slurm.bootstrap_s, engine.clock)
         listen_hosts = list(grant.interfaces.values())
-        self._host_entry = make_entry(args, grant, self._node.listen(listen_hosts), identity.incarnation)
+        own = self._node.listen(listen_hosts, port_range=config.fabric.port_range)
+        self._host_entry = make_entry(args, grant, own, identity.incarnation)
         self._reaper = Reaper(engine, cgroup.num_oom_kills)
         self._zygotes = ZygotePool(engine, self._reaper, zygote_settings)
         self._first_zygote = first_zygote
@@ -376,8 +377,7 @@ class Service:
         self._office.end(self._node, self._end_job)
 
     def _end_job(self) -> None:
-        held = self._config.slurm.allocate_by == "salloc"
-        if self._office is not None and (self._office.is_heir or held):
+        if self._office is not None and (self._office.is_heir or self._config.slurm.allocate_by == "salloc"):
             self.termination.outlast_head(self._end, wanted=True)
         else:
             self._end()

@@ -248,6 +248,12 @@ def _check(loaded: Loaded) -> None:
         ("tcp" in order, "fabric.order", order, "lacks tcp, which introduces the other fabrics"),
         (relay_is_last, "fabric.order", order, "names relay before tcp: the relay is for hosts that tcp cannot reach"),
         (fabric.trusted or not opens(ucx.transports, "tcp"), "ucx.transports", ucx.transports, TCP_REFUSED),
+        (
+            _is_port_range(fabric.port_range),
+            "fabric.port_range",
+            fabric.port_range,
+            "must be LOW-HIGH, e.g. 31000-31999",
+        ),
         (_is_port_range(ucx.port_range), "ucx.port_range", ucx.port_range, "must be LOW-HIGH, e.g. 31000-31999"),
         (ucx.tcp_segment_bytes > 0, "ucx.tcp_segment_bytes", ucx.tcp_segment_bytes, "must be more than 0"),
         (ucx.keepalive_s > 0, "ucx.keepalive_s", ucx.keepalive_s, "must be more than 0"),

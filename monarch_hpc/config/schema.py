@@ -168,6 +168,7 @@ class FabricConfig:
     order: tuple[Literal["cma", "ucx", "tcp", "relay"], ...]
     trusted: bool
     interfaces: InterfacesConfig
+    port_range: str
     spin_us: int
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import random
 import socket
 from socket import socket as new_socket  # by now: libraries replace it in `socket`
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ __all__ = [
     "FORWARD_PREFIX",
     "RELAY_PREFIX",
     "begin_connect",
+    "bind_to",
+    "bind_within",
     "make_socket",
     "parse_address",
     "render_address",
@@ -33,6 +36,49 @@ def make_socket(host: str) -> socket.socket:
     """Make a non-blocking TCP socket for the address family of *host*, an IP address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return new_socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+
+
+def bind_to(host: str, port: int) -> socket.socket:
+    """Make a socket that is bound to *port* of *host*; 0 for a free one.
+
+    Raises:
+        PeerLost: it cannot be bound.
+    """
+    sock = make_socket(host)
+    try:
+        if port:  # connections of an earlier listener may be left
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise PeerLost(host, f"cannot listen there: {error.strerror}") from error
+    return sock
+
+
+def bind_within(host: str, port_range: str) -> socket.socket:
+    """Make a socket that listens on a free port of *host*, of a range ``LOW-HIGH``.
+
+    Raises:
+        PeerLost: none is free, or the host has no such address.
+    """
+    low, high = map(int, port_range.split("-"))
+    num_ports = high - low + 1
+    first = random.randrange(num_ports)  # not all processes of a host try the same ones
+    for at in range(num_ports):
+        sock = make_socket(host)
+        try:
+            # Connections of an earlier listener may be left, and a range has few ports. Of two sockets that are bound
+            # with this option only one can listen, so that is tried here.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, low + (first + at) % num_ports))
+            sock.listen()
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise PeerLost(host, f"cannot listen there: {error.strerror}") from error
+        else:
+            return sock
+    raise PeerLost(host, f"cannot listen there: no port of {port_range} is free (config key fabric.port_range)")
 
 
 def tune(sock: socket.socket) -> None:

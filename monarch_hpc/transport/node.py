@@ -147,13 +147,9 @@ class Node:
 
     # ---- listening ----
 
-    def listen(self, hosts: Sequence[str], port: int = 0) -> list[str]:
-        """Listen on a free port, or on *port*, of each IP address in *hosts*; return the addresses.
-
-        Raises:
-            PeerLost: an address cannot be bound.
-        """
-        return self._acceptor.listen(hosts, port)
+    def listen(self, hosts: Sequence[str], port: int = 0, port_range: str = "") -> list[str]:
+        """Listen on a free port of each IP address in *hosts*; arguments and errors as of `Acceptor.listen`."""
+        return self._acceptor.listen(hosts, port, port_range)
 
     def listen_on(self, sock: socket.socket) -> str:
         """Listen on *sock*, which is bound; return its address. It is closed with the node."""

@@ -18,8 +18,8 @@ WIDTH = 110
 
 HEAD = """# Commands
 
-The help of every command, as `monarch-hpc COMMAND --help` prints it. What they are for is told in [using](using.md), [batch jobs](batch.md),
-[sites](sites.md) and [seeing](seeing.md); exit codes in [using](using.md#exit-codes).
+The help of every command, as `monarch-hpc COMMAND --help` prints it. [Using](using.md), [batch jobs](batch.md),
+[sites](sites.md) and [seeing](seeing.md) say what they are for, and [using](using.md#exit-codes) has the exit codes.
 """
 
 
@@ -39,7 +39,7 @@ def render() -> str:
         cli, info_name="monarch-hpc", terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=["-h", "--help"]
     )
     for command, context in commands(cli, root):
-        parts.append(f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n")
+        parts.append(f"## {context.command_path}\n\n```\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
 
 

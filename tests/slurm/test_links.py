@@ -11,7 +11,7 @@ import pytest
 
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab import HostProcess
-from tests.slurm.commands import Alice, Standing, alice, until_printed
+from tests.slurm.commands import SLEEPER, Alice, Standing, alice, release, until_printed, write
 
 __all__ = ["alice"]
 
@@ -235,3 +235,20 @@ def test_of_several_interfaces_the_one_that_routes_is_found(crossed: Alice, held
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [f"tcp://{held.lab.address('n3')}"]
     all_alive(held)
+
+
+def test_a_firewall_that_leaves_a_range_of_ports_open_is_no_hindrance(alice: Alice) -> None:
+    alice.env["MONARCH_HPC_FABRIC__PORT_RANGE"] = "31000-31019"
+    done = alice.run("alloc", "dev", "-N", "2", "-t", "10")
+    assert done.returncode == 0, done.stderr
+    run = alice.start("run", "-a", "dev", write(alice, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
+    until_printed(run, "ready")
+    for host in ("n1", "n2"):
+        # Of Slurm there is one more: slurmd's, and the ports of srun, in a range of their own.
+        lines = alice.lab.run(["ss", "-Htln"], host=host, check=True).stdout.splitlines()
+        ports = {int(line.split()[3].rpartition(":")[2]) for line in lines} - {26818}
+        ours = {port for port in ports if not 27000 <= port <= 27999}
+        assert len(ours) >= 3 and all(31000 <= port <= 31019 for port in ours), lines
+    run.signal_group(signal.SIGTERM)
+    run.communicate(timeout=180)
+    release(alice)

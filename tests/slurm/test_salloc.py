@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -58,8 +59,9 @@ def test_agents_outlive_an_srun_that_was_told_to_end(alice: Alice) -> None:
     """The step of the script dies with it; what it had started on the hosts does not, and is given back by the head."""
     assert alice.run(*TWO).returncode == 0
     holders = [pid for pid, command in alice.lab.processes("alice") if command.startswith("srun ")]
-    for pid in holders:
-        os.kill(pid, signal.SIGTERM)
+    for pid in holders:  # one of them ends with the other
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
     wait_until("the end of srun", lambda: command_lines(alice, "login"), accept=lambda left: not left)
     wait_until("the end of its script", lambda: not any("job.sh" in line for line in command_lines(alice, "n1")))
     assert alice.run("run", "-a", "dev", HELLO).returncode == 0
@@ -90,7 +92,7 @@ def test_while_it_waits_it_is_shown_and_cancelled_like_a_batch_job(alice: Alice)
 def test_a_refusal_is_slurms_own_words_and_leaves_nothing(alice: Alice) -> None:
     done = alice.run(*TWO, "-p", "nowhere")
     assert done.returncode == 71
-    assert "invalid partition specified: nowhere" in done.stderr and "partitions: " in done.stderr, done.stderr
+    assert "invalid partition specified: nowhere" in done.stderr and "there are: debug" in done.stderr, done.stderr
     done = alice.run("alloc", "dev", "--salloc", "-N", "1", ":", "-N", "1")
     assert done.returncode == 65 and "takes one group of hosts" in done.stderr, done.stderr
     assert alice.status() == [] and alice.jobs() == {}

@@ -147,7 +147,7 @@ def serve(start: ProcStart, prepare: Callable[[Runtime], None]) -> int:
     )
     node.own_memory.cross_memory.use(start.fabric.order)
     node.own_memory.devices.use(start.rdma.staged)
-    addresses = node.listen(start.listen_hosts)
+    addresses = node.listen(start.listen_hosts, port_range=start.fabric.port_range)
     own = ProcRef(
         mesh=start.mesh,
         rank=start.rank,

@@ -314,17 +314,14 @@ class SlurmClient:
 
     def start_apart(self, script: Path) -> None:
         """Start a shell script that goes on without this process and its terminal, and writes its own files."""
-        # A shell in between, which ends at once: the script is not this process's child, and leaves no zombie.
+        # The shell in between ends at once: the script is not this process's child, and leaves no zombie.
         argv = ["bash", "-c", 'trap "" HUP; bash "$0" < /dev/null > /dev/null 2>&1 &', str(script)]
         subprocess.run(argv, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True, check=True)
 
     def refusal(self, argv: Sequence[str], status: int, words: str, flags: Mapping[str, str]) -> SlurmCommandError:
         """Return the error of a command that was run elsewhere: busy, or refused with advice as for `submit`."""
-        return (
-            SlurmBusy(argv, status, words)
-            if is_busy(words)
-            else self._advised(SlurmCommandError(argv, status, words), flags)
-        )
+        busy = is_busy(words)
+        return SlurmBusy(argv, status, words) if busy else self._advised(SlurmCommandError(argv, status, words), flags)
 
     def _advised(self, error: SlurmCommandError, flags: Mapping[str, str]) -> SlurmCommandError:
         advice = advice_for(error.stderr, flags, self._known_names(error.stderr))

@@ -1,4 +1,4 @@
-"""What salloc takes of a job's flags, and what it says; for queues that take no batch job."""
+"""The flags of salloc, and its answers; for queues that take no batch job."""
 
 from __future__ import annotations
 

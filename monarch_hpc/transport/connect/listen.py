@@ -11,12 +11,13 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from monarch_hpc.config.schema import TransportConfig
-from monarch_hpc.core.errors import AuthenticationError, PeerLost, VersionMismatch
+from monarch_hpc.core.errors import AuthenticationError, VersionMismatch
 from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.address import make_socket, render_address, tune
+from monarch_hpc.transport.address import bind_to, bind_within, render_address, tune
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.connect.forward import Forward
 from monarch_hpc.transport.connect.half_open import GRACE_S, HalfOpen
@@ -111,24 +112,17 @@ class Acceptor:
         """Number of connections that have not authenticated yet."""
         return len(self._half_open)
 
-    def listen(self, hosts: Sequence[str], port: int = 0) -> list[str]:
+    def listen(self, hosts: Sequence[str], port: int = 0, port_range: str = "") -> list[str]:
         """Listen on a free port, or on *port*, of each IP address in *hosts*; return the addresses.
 
+        Args:
+            port_range: ``LOW-HIGH``, of which a free port is taken; any if empty.
+
         Raises:
-            PeerLost: an address cannot be bound.
+            PeerLost: an address cannot be bound, or no port of the range is free.
         """
-        addresses = []
-        for host in hosts:
-            sock = make_socket(host)
-            try:
-                if port:  # connections of an earlier listener may be left
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                sock.bind((host, port))
-            except OSError as error:
-                sock.close()
-                raise PeerLost(host, f"cannot listen there: {error.strerror}") from error
-            addresses.append(self.listen_on(sock))
-        return addresses
+        bind = partial(bind_within, port_range=port_range) if port_range and not port else partial(bind_to, port=port)
+        return [self.listen_on(bind(host)) for host in hosts]
 
     def listen_on(self, sock: socket.socket) -> str:
         """Listen on *sock*, which is bound; return its address. It is closed with the listener."""

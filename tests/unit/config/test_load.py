@@ -163,7 +163,7 @@ def test_variables_of_the_package_that_are_no_keys_are_left_alone(home: Path) ->
     ("text", "line", "words"),
     [
         ("slurm:\n  partiton: x\n", 2, r"unknown key 'slurm.partiton'; did you mean slurm.partition\?"),
-        ("slurm:\n  zzz: x\n", 2, "known keys of slurm: partition, qos,"),
+        ("slurm:\n  zzz: x\n", 2, "known keys of slurm: allocate_by, partition,"),
         ("\nslrum: {}\n", 2, "unknown key 'slrum'"),
         ("nothing: 1\n", 1, "known: agent, fabric,"),
         ("slurm:\n  time_min: soon\n", 2, "slurm.time_min = 'soon': must be a whole number"),

@@ -33,6 +33,7 @@ def test_a_document_is_plain_json_of_the_same_shape(config: Config) -> None:
         "order": ["cma", "ucx", "tcp", "relay"],
         "trusted": True,
         "interfaces": {"login": [], "compute": ["hsn0"]},
+        "port_range": "",
         "spin_us": 50,
     }
 
