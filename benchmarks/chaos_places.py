@@ -119,7 +119,6 @@ FAULTS = (
     Fault("stop", 2, _ONE, ("signal",)),
     Fault("pause", 5, _NONE, args=lambda dice: [dice.uniform(0.1, 2.0)]),
     Fault("hold_gil", 5, _NONE, args=lambda dice: [dice.uniform(0.1, 2.0)]),
-    Fault("leave_child", 3, _NONE),
     _outside("agent killed", 8, _HOST, "network", "unknown", "node-failure", where=_BOTH),
     _outside("host frozen 2 s", 3, _NONE, where=(EMBEDDED,)),
     _outside("host off", 3, _HOST, "network", "unknown", where=(EMBEDDED,)),

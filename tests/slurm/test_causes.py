@@ -75,7 +75,9 @@ def test_a_cancelled_step_a_cancelled_job_and_a_time_limit(alice: Alice) -> None
     wait_until("its end", alice.jobs, 120.0, accept=lambda jobs: not jobs)
 
     job = take(alice)
-    running = alice.start("run", program)
+    # A coroutine is cancelled, and would say that its actor was stopped, before its proc has ended.
+    waiting = PROGRAM.replace("def sleep(self): time.sleep(600)", "async def sleep(self): await asyncio.sleep(600)")
+    running = alice.start("run", write(alice, "waiting.py", "import asyncio" + waiting))
     until_printed(running, "ready")
     alice.slurm("scancel", job)
     out, err = running.communicate(timeout=240)

@@ -63,14 +63,17 @@ class Replier:
 
     Attributes:
         keeper: keeps what is sent to programs until they have read it; None if that is not wanted.
+        leaves_deaths: whether the process ends, because a signal told it to. Only its agent knows why, so that callers
+            get the cause from there and not from an actor, which could only say that it was stopped.
     """
 
-    __slots__ = ("_engine", "host", "keeper", "names")
+    __slots__ = ("_engine", "host", "keeper", "leaves_deaths", "names")
 
     def __init__(self, engine: Engine, host: str, names: Names) -> None:
         self.host = host
         self.names = names
         self.keeper: AnswerKeeper | None = None
+        self.leaves_deaths = False
         self._engine = engine
 
     def report(self, channel: MessageLink, owner: int, actor: int, failure: MeshFailure) -> None:
@@ -119,6 +122,8 @@ class Replier:
         if self._engine.forked_from:
             print_error(trace_of(error))
             exit_process(SystemExit(1))
+        if self.leaves_deaths and isinstance(error, ActorDied):
+            return
 
         def send(body: Buffer, buffers: Sequence[Buffer]) -> None:
             if ending is not None:

@@ -166,6 +166,7 @@ def serve(start: ProcStart, prepare: Callable[[Runtime], None]) -> int:
     os.close(start.hello_fd)
     term.wait(signals_fd)
     engine.on_fault = log_fault  # the proc ends anyway, by the signal
+    runtime.replier.leaves_deaths = True
     runtime.shut_down()
     node.close(STOPPED)
     sys.stdout.flush()
