@@ -235,9 +235,10 @@ class MeshTensor(torch.Tensor):
         """A copy on the ranks of another mesh of the same procs.
 
         Ranks are matched by the names of dimensions. A dimension that only *mesh* has gets a copy at each place.
+        Gradients flow back from a mesh of as many ranks: `backward()` goes through the ranks in turn.
 
         Raises:
-            TypeError: *mesh* is not a mesh, or the tensor requires a gradient.
+            TypeError: *mesh* is not a mesh, or has more ranks, and the tensor requires a gradient.
             ValueError: a dimension is missing in *mesh*, or has another size there, or the procs are others.
         """
         return self._h.view.operations.to_mesh(self, mesh)  # type: ignore[no-any-return]

@@ -85,7 +85,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             raise TypeError("add_param_group of a RemoteOptimizer: make another one with all groups")
         super().add_param_group(param_group)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # torch has overloads
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step on all ranks; waits for nothing. Gradients that are not summed yet are summed first."""
         loss = None
         if closure is not None:

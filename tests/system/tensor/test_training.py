@@ -85,7 +85,7 @@ def test_gradients_read_between_backward_passes_are_summed_once(mesh: Mesh) -> N
     inputs, targets = batches(2)
     one = network()
     for options in ({"remote": True, "out_spec": ["dp"]}, {"remote": True, **_LOCAL["ddp"]}, {}):
-        model = module_to_mesh(network(), mesh, **options)  # type: ignore[arg-type]
+        model = module_to_mesh(network(), mesh, **options)
         one.zero_grad()
         for place in range(2):
             for module, x, y in ((model, *(_sent(mesh, part)[place] for part in (inputs, targets))),):
@@ -148,7 +148,7 @@ def test_a_scaler_skips_the_step_whose_gradients_overflow(mesh: Mesh, remote: bo
 
 def test_a_write_to_a_tensor_of_the_program_is_seen_or_refused(mesh: Mesh, grid: ProcMesh) -> None:
     total = torch.zeros(2)
-    assert total.add_(mesh.ones(2)) is total and total.tolist() == [1.0, 1.0]  # type: ignore[arg-type]
+    assert total.add_(mesh.ones(2)) is total and total.tolist() == [1.0, 1.0]
     with grid.activate():
         own = torch.ones(2)
     with pytest.raises(TypeError, match=r"writes to a tensor of the program"):
@@ -223,7 +223,7 @@ class _Fails(nn.Linear):
             raise ArithmeticError("in forward")
         y = super().forward(x)
         if self.bias[0] > 10:
-            y.register_hook(_raise)
+            y.register_hook(_raise)  # type: ignore[no-untyped-call]
         return y
 
 
@@ -238,7 +238,7 @@ def test_a_failure_is_raised_at_the_read_and_steps_nothing(mesh: Mesh, bias: flo
     x = distribute(torch.ones(4, 3), mesh, ["dp"])
     before = model.weight.full_tensor()  # type: ignore[operator, union-attr]
     with torch.no_grad():
-        model.bias.fill_(bias)  # type: ignore[operator, union-attr]
+        model.bias.fill_(bias)  # type: ignore[operator]
     loss = model(x).sum()
     loss.backward()
     optimizer.step()
@@ -248,7 +248,7 @@ def test_a_failure_is_raised_at_the_read_and_steps_nothing(mesh: Mesh, bias: flo
     assert isinstance(caught.value, RemoteOpError) and "test_training.py" in caught.value.line
     assert torch.equal(model.weight.full_tensor(), before)  # type: ignore[operator, union-attr]
     with torch.no_grad():
-        model.bias.zero_()  # type: ignore[operator, union-attr]
+        model.bias.zero_()  # type: ignore[operator]
     optimizer.zero_grad()
     model(x).sum().backward()
     optimizer.step()
@@ -264,7 +264,7 @@ def test_what_would_be_wrong_is_refused(mesh: Mesh) -> None:
         ({"remote": True, "out_spec": [], "parallelize": 3}, "parallelize"),
     ):
         with pytest.raises(TypeError, match=match):
-            module_to_mesh(module, mesh, **options)  # type: ignore[arg-type]
+            module_to_mesh(module, mesh, **options)
     with pytest.raises(KeyError, match="pp"):
         module_to_mesh(module, mesh, remote=True, out_spec=["pp"])
     model: Any = module_to_mesh(module, mesh, remote=True, out_spec=["dp"])

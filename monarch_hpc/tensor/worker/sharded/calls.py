@@ -144,7 +144,7 @@ def settle_gradients(leaves: Iterable[Any]) -> None:
             torch.cat([part.reshape(-1) for part in parts], out=flat)
             for place in places:
                 current_ops().mesh.get_group(place).allreduce([flat]).wait()
-            for leaf, total in zip(summed, flat.split([part.numel() for part in parts]), strict=True):
+            for leaf, total in zip(summed, torch.split(flat, [part.numel() for part in parts]), strict=True):
                 grad = leaf.grad
                 leaf.grad = DTensor.from_local(
                     total.view(grad._local_tensor.shape).clone(),  # type: ignore[union-attr]

@@ -82,7 +82,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self.mesh = mesh
         self.replicated = (Replicate(),) * mesh.ndim
         self._trusts = trusts or _is_trusted
-        self.world: Callable[[], Any] | None = None
+        self.world: Callable[[], Any] = _no_world
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -225,6 +225,10 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             ),
             result,
         )
+
+
+def _no_world() -> Any:
+    raise RuntimeError("these operators run without ranks")
 
 
 def _is_trusted(name: str, regular: bool) -> bool:

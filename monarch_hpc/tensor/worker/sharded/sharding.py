@@ -47,6 +47,8 @@ class Sharding:
         if number in self._unsummed:
             settle_gradients([leaf for one in self._unsummed if _is_own_leaf(leaf := values.get(one))])
             self._unsummed.clear()
+        else:
+            settle_gradients([values[number]])
         return values[number].grad
 
     def set_grad(self, tensor: Any, value: Any) -> None:

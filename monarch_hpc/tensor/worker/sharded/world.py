@@ -47,7 +47,7 @@ class World:
         name = f"{spec.key}-{spec.ranks}-{spec.names}-{spec.sizes}"
         digest = hashlib.blake2b(name.encode(), digest_size=5).digest()  # the same on all ranks
         self._own = None, int.from_bytes(digest, "big") << _FIRST_GROUP_BITS
-        if _BACKEND.upper() not in dist.Backend._plugins:  # type: ignore[attr-defined]  # torch does not declare it
+        if _BACKEND.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(_BACKEND, _make_backend, extended_api=True, devices=["cpu"])
         with self:
             dist.init_process_group(

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -182,7 +183,7 @@ def _copied(leaf: Any) -> Any:
 
 def begin(tree: dict[str, Any], path: str, timeout_s: float, background: bool) -> Save:
     """Save a checkpoint; in the background, of values as they are at this point of the program."""
-    world = current_ops().world()  # type: ignore[misc]  # sharding sets it
+    world = current_ops().world()
     with torch.no_grad(), _disable_current_modes(), world:
         tree = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
         save = Save(tree_map(_copied, tree) if background else tree, path, timeout_s)
@@ -201,13 +202,13 @@ def is_done(save: Save) -> bool:
 
 def outcome(save: Save) -> None:
     """Wait until a checkpoint is written; its error is raised on all ranks."""
-    with _disable_current_modes(), current_ops().world():  # type: ignore[misc]  # sharding sets it
+    with _disable_current_modes(), current_ops().world():
         save.finish()
 
 
 def contents(path: str) -> dict[tuple[Any, ...], tuple[tuple[int, ...], torch.dtype] | None]:
     """What a checkpoint has: for each path in its tree the shape and type of a tensor, or None for another object."""
-    with _disable_current_modes(), current_ops().world():  # type: ignore[misc]  # sharding sets it
+    with _disable_current_modes(), current_ops().world():
         metadata = _agreed(lambda: _read_metadata(path) if dist.get_rank() == 0 else None)[0]
     found: dict[tuple[Any, ...], Any] = {}
     for name, entry in metadata.state_dict_metadata.items():
@@ -241,7 +242,7 @@ def load(tree: dict[str, Any], path: str) -> dict[str, Any]:
 
     Sharded tensors in the returned tree are None: they are loaded where they lie.
     """
-    with torch.no_grad(), _disable_current_modes(), current_ops().world():  # type: ignore[misc]  # sharding sets it
+    with torch.no_grad(), _disable_current_modes(), current_ops().world():
         inner = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
         planner = DefaultLoadPlanner()
         reader = FileSystemReader(path)
@@ -257,7 +258,8 @@ def load(tree: dict[str, Any], path: str) -> dict[str, Any]:
         merged = reader.prepare_global_plan(planner.create_global_plan(plans))
         final = planner.finish_plan(merged[dist.get_rank()])
         _agreed(lambda: _read(reader, final, planner))
-        return tree_map(lambda leaf: None if isinstance(leaf, DTensor) else leaf, inner)
+        loaded: dict[str, Any] = tree_map(lambda leaf: None if isinstance(leaf, DTensor) else leaf, inner)
+        return loaded
 
 
 def _read(reader: Any, plan: Any, planner: Any) -> None:

@@ -77,7 +77,7 @@ class SummedGradients:
         flat = torch.cat([one.reshape(-1) for one in own] + [torch.tensor(used, dtype=own[0].dtype)])
         for name in dims:
             dist.all_reduce(flat, group=self._mesh.get_group(name))
-        sums = flat.split([*(one.numel() for one in own), len(own)])
+        sums = torch.split(flat, [*(one.numel() for one in own), len(own)])
         for param, one, total, num_used in zip(params, own, sums, sums[-1].tolist(), strict=False):
             if num_used:
                 if param.grad is None:

@@ -69,7 +69,7 @@ class HostedOptimizer:
         stack = ExitStack()
         if self._is_plain:
             stack.enter_context(_disable_current_modes())
-            stack.enter_context(current_ops().world())  # type: ignore[misc]  # sharding sets it
+            stack.enter_context(current_ops().world())
         return stack
 
     def step(self, changes: list[tuple[int, str, Any]]) -> None:

@@ -25,7 +25,7 @@ def placements_on(mesh: Any, tensor: torch.Tensor) -> tuple[Any, ...]:
         TypeError: it is sharded over a dimension that *mesh* does not have.
     """
     if not isinstance(tensor, DTensor):
-        return (Replicate(),) * mesh.ndim
+        return (Replicate(),) * int(mesh.ndim)
     own = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=False))
     unknown = set(own) - set(mesh.mesh_dim_names)
     if unknown or len(own) < tensor.device_mesh.ndim:
