@@ -22,7 +22,7 @@ from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import DTYPES, CollectiveSpec, CoordinateSpec, Ref, TransferSpec
 from monarch_hpc.tensor.worker.arrival import arrive
 
-__all__ = ["MeshOperations", "coordinate"]
+__all__ = ["MeshOperations", "coordinate", "leaves_of"]
 
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack")
 _BITWISE = frozenset({"band", "bor", "bxor"})
@@ -65,10 +65,11 @@ class MeshOperations:
         view: View = loss._h.view
         if gradient is not None and gradient.__class__ is not MeshTensor:
             gradient = put(torch.as_tensor(gradient), view)
-        leaves = _leaves(loss._n)
+        leaves = leaves_of(loss._n)
         head = [records.BACKWARD, loss._h.number, gradient._h.number if gradient is not None else 0]
         view.engine.emit(view, [*head, int(retain_graph), len(leaves), *(leaf.number for leaf in leaves)])
         for leaf in leaves:
+            _note_leaf(view, leaf)
             leaf.has_grad, leaf.grad = True, None
         if not retain_graph and loss._n.__class__ is not GraphLeaf:
             loss._n = ()
@@ -97,6 +98,8 @@ class MeshOperations:
     def get_grad(self, tensor: MeshTensor) -> MeshTensor | None:
         """The gradient of a leaf; see `MeshTensor.grad`."""
         leaf = tensor._n
+        if leaf.__class__ is GraphLeaf:
+            _note_leaf(tensor._h.view, leaf)
         if leaf.__class__ is not GraphLeaf or not leaf.has_grad:
             return None
         if leaf.grad is None:
@@ -110,6 +113,8 @@ class MeshOperations:
     def set_grad(self, tensor: MeshTensor, value: MeshTensor | None) -> None:
         """Replace the gradient of a leaf; see `MeshTensor.grad`."""
         leaf, view = tensor._n, tensor._h.view
+        if leaf.__class__ is GraphLeaf:
+            _note_leaf(view, leaf)
         if value is None:
             if leaf.__class__ is GraphLeaf and leaf.has_grad:
                 leaf.has_grad, leaf.grad = False, None
@@ -276,6 +281,11 @@ def _not_sharded(name: str) -> TypeError:
     )
 
 
+def _note_leaf(view: View, leaf: GraphLeaf) -> None:
+    if view.engine.recorder is not None:
+        view.engine.recorder.note_leaf(leaf)
+
+
 _tags = itertools.count(1)
 
 
@@ -293,7 +303,8 @@ def coordinate(view: View, name: str) -> MeshTensor:
     return MeshTensor.make(number, view, Meta.make((), (), torch.int64, torch.device("cpu"), False, True))
 
 
-def _leaves(node: Any) -> list[GraphLeaf]:
+def leaves_of(node: Any) -> list[GraphLeaf]:
+    """The leaves of autograd's graph that a place in it depends on."""
     found: dict[int, GraphLeaf] = {}
     seen: set[int] = set()
     left = [node]

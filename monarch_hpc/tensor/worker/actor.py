@@ -19,12 +19,14 @@ from monarch_hpc.tensor.stream.records import (
     CoordinateSpec,
     MeshSpec,
     OpSpec,
+    ProgramSpec,
     TransferSpec,
 )
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.local import add_worker
+from monarch_hpc.tensor.worker.programs import Program
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
 from monarch_hpc.tensor.worker.template import Template
 from monarch_hpc.tensor.worker.values import Dependent, Failure
@@ -69,7 +71,7 @@ class TensorWorker(Actor):
         places = {rank: place for place, rank in enumerate(settings.ranks)}
         self._rank = settings.ranks[place]
         self._groups = Groups(self._rank, settings.addresses, control, places, settings.collective_s)
-        self._execution = Execution(self._rank, self._groups, self._lend)
+        self._execution = Execution(self._rank, self._groups, self._lend, self._run)
         self._templates = self._execution.templates
         self._values = self._execution.values
         self._shardings: dict[int, Any] = {}
@@ -128,12 +130,14 @@ class TensorWorker(Actor):
             match spec:
                 case OpSpec():
                     self._templates[number] = Template(spec)
+                case ProgramSpec():
+                    self._templates[number] = Program(spec)
                 case CollectiveSpec() | CoordinateSpec() | MeshSpec() | TransferSpec():
                     self._templates[number] = spec
         except Exception as error:  # noqa: BLE001 this torch has no such function, or user code cannot be loaded
             self._templates[number] = error
 
-    def _run(self, seq: int, a: list[int], objects: list[Any]) -> None:
+    def _run(self, seq: int, a: list[int], objects: Sequence[Any]) -> None:
         values, templates, execution = self._values, self._templates, self._execution
         i, end = 0, len(a)
         grad = torch.is_grad_enabled()
