@@ -26,7 +26,7 @@ from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.local import add_worker
-from monarch_hpc.tensor.worker.programs import Program
+from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
 from monarch_hpc.tensor.worker.template import Template
 from monarch_hpc.tensor.worker.values import Dependent, Failure
@@ -131,7 +131,7 @@ class TensorWorker(Actor):
                 case OpSpec():
                     self._templates[number] = Template(spec)
                 case ProgramSpec():
-                    self._templates[number] = Program(spec)
+                    self._templates[number] = ReplayedProgram(spec)
                 case CollectiveSpec() | CoordinateSpec() | MeshSpec() | TransferSpec():
                     self._templates[number] = spec
         except Exception as error:  # noqa: BLE001 this torch has no such function, or user code cannot be loaded

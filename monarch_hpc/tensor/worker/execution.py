@@ -20,7 +20,7 @@ from monarch_hpc.tensor.stream.records import (
     TransferSpec,
 )
 from monarch_hpc.tensor.worker.groups import Groups
-from monarch_hpc.tensor.worker.programs import Program
+from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 from monarch_hpc.wire.serializer import loads
 
@@ -86,7 +86,7 @@ class Execution:
         self._groups = groups
         self._lend = lend
         self._run = run
-        self._program: Program | None = None
+        self._program: ReplayedProgram | None = None
         self._kept: dict[int, tuple[torch.Tensor, int]] = {}  # copies within this rank, by tag
 
     def begin(self, a: list[int], i: int, seq: int, objects: Sequence[Any]) -> RecordStep:
@@ -147,7 +147,7 @@ class Execution:
                 shape = (records.DTYPES[a[i + 4]], tuple(a[i + 6 : i + size]))
                 run = partial(self._transfer, spec, a[i + 1], a[i + 2], a[i + 3], shape, seq)
                 return RecordStep("to_mesh", size, run, (a[i + 2],) if a[i + 2] else ())
-            case Program():
+            case ReplayedProgram():
                 size = 2 + spec.num_formals + spec.num_floats
                 if not a[i + 1]:
                     return RecordStep("forget", size, partial(self.templates.pop, a[i]))
@@ -159,7 +159,7 @@ class Execution:
             case _:
                 raise RuntimeError(f"record {a[i]} is unknown")
 
-    def _replay(self, program: Program, first: int, given: list[int], seq: int) -> None:
+    def _replay(self, program: ReplayedProgram, first: int, given: list[int], seq: int) -> None:
         """Execute the records of a captured step."""
         self._program = program
         try:
