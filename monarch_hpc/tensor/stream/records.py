@@ -63,7 +63,7 @@ CALL = 9
 """``CALL, object, first result, count, argument...``; the object is a `CallRequest`."""
 LEND = 10
 """``LEND, value, token``; a copy for an actor. Tokens are numbers like those of results: they grow."""
-OPTIMIZER_STEP = 15
+OPTIMIZER_STEP = 14
 """``OPTIMIZER_STEP, optimizer``; in programs only."""
 FIRST_TEMPLATE = 16
 

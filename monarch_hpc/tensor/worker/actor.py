@@ -96,7 +96,7 @@ class TensorWorker(Actor):
             base: sequence number of the first operation.
             specs: templates that the frame uses first, with their numbers.
             objects: what records refer to by number.
-            data: the records.
+            data: the records. The program makes no malformed ones: they end the frame, and so the mesh.
             mesh: number of the `MeshSpec` whose sharded tensors the frame is about; 0 if it is about values that
                 each rank has of its own.
         """
@@ -107,9 +107,11 @@ class TensorWorker(Actor):
         if mesh:
             sharding = self._sharding_of(mesh)
             self._execution.sharding = sharding
-            with sharding.entered():
-                self._run(base, record, objects)
-            self._execution.sharding = None
+            try:
+                with sharding.entered():
+                    self._run(base, record, objects)
+            finally:
+                self._execution.sharding = None
         else:
             self._run(base, record, objects)
         return self._failures
@@ -159,6 +161,8 @@ class TensorWorker(Actor):
                 seq += 1
                 continue
             step = execution.begin(a, i, seq, objects)
+            if step.size < 2 or i + step.size > end:
+                raise ValueError(f"record {number} at {i} of {end} integers is malformed")
             try:
                 step.run()
             except BaseException as error:  # noqa: BLE001 user code, and torch's errors of any class
