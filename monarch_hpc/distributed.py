@@ -1,4 +1,4 @@
-"""Tensors that are sharded over a mesh of ranks: `Mesh`, `distribute`, `module_to_mesh`; see docs/tensors.md."""
+"""Tensors that are sharded over a mesh of ranks: `Mesh`, `distribute`, training; see docs/tensors.md."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from monarch_hpc.tensor.ops.proxy import MeshTensor
     from monarch_hpc.tensor.sharded.mesh import Mesh, distribute
     from monarch_hpc.tensor.sharded.module import module_to_mesh
+    from monarch_hpc.tensor.training.optimizer import RemoteOptimizer
 
 _HOMES = {
     "Mesh": "tensor.sharded.mesh",
     "MeshTensor": "tensor.ops.proxy",
+    "RemoteOptimizer": "tensor.training.optimizer",
     "distribute": "tensor.sharded.mesh",
     "module_to_mesh": "tensor.sharded.module",
 }
 
-__all__ = ["Mesh", "MeshTensor", "distribute", "module_to_mesh"]
+__all__ = ["Mesh", "MeshTensor", "RemoteOptimizer", "distribute", "module_to_mesh"]
 
 __getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

@@ -12,8 +12,9 @@ import torch
 from monarch_hpc.core.arguments import check_instance
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.tensor.backward import issue_backward
 from monarch_hpc.tensor.ops.dispatch import dispatch, put
-from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
+from monarch_hpc.tensor.ops.meta import GraphLeaf, GraphTransfer, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import call_by_name, derived
 from monarch_hpc.tensor.sharded.spec import place_dims
@@ -22,7 +23,7 @@ from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import DTYPES, CollectiveSpec, CoordinateSpec, Ref, TransferSpec
 from monarch_hpc.tensor.worker.arrival import arrive
 
-__all__ = ["MeshOperations", "coordinate", "leaves_of"]
+__all__ = ["MeshOperations", "coordinate"]
 
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack")
 _BITWISE = frozenset({"band", "bor", "bxor"})
@@ -65,14 +66,7 @@ class MeshOperations:
         view: View = loss._h.view
         if gradient is not None and gradient.__class__ is not MeshTensor:
             gradient = put(torch.as_tensor(gradient), view)
-        leaves = leaves_of(loss._n)
-        head = [records.BACKWARD, loss._h.number, gradient._h.number if gradient is not None else 0]
-        view.engine.emit(view, [*head, int(retain_graph), len(leaves), *(leaf.number for leaf in leaves)])
-        for leaf in leaves:
-            _note_leaf(view, leaf)
-            leaf.has_grad, leaf.grad = True, None
-        if not retain_graph and loss._n.__class__ is not GraphLeaf:
-            loss._n = ()
+        issue_backward(loss, gradient, retain_graph, self._send)
 
     def backward_all(
         self,
@@ -208,8 +202,21 @@ class MeshOperations:
         if target.engine is not source.engine:
             raise ValueError(f"{mesh!r} is of other procs than {source.name}: read the value and send it")
         meta = tensor._m
-        if meta.grads:
-            raise TypeError("to_mesh of a tensor that requires a gradient: use t.detach().to_mesh(...)")
+        if not meta.grads or not torch.is_grad_enabled():
+            return self._send(tensor, target)
+        if len(target.ranks) != len(source.ranks):
+            raise TypeError(
+                f"to_mesh of a tensor that requires a gradient, from {len(source.ranks)} to {len(target.ranks)} ranks: "
+                "gradients come back from one rank to one rank; use t.detach().to_mesh(...)"
+            )
+        sent = self._send(tensor, target)
+        sent.requires_grad_()
+        sent._n = GraphTransfer(tensor, sent._h)
+        return sent.view_as(sent)  # which may be written to, as a leaf may not
+
+    def _send(self, tensor: MeshTensor, target: View) -> MeshTensor:
+        """Copy a tensor to the ranks of a view, unknown to autograd."""
+        source, meta = tensor._h.view, tensor._m
         pairs = _pairs(source.region, target.region)
         engine, tag = source.engine, next(_tags)
         typed = [tag, DTYPES.index(str(meta.dtype).removeprefix("torch.")), len(meta.shape), *meta.shape]
@@ -238,7 +245,7 @@ class MeshOperations:
         made = Meta.make(tuple(shape), _contiguous(tuple(shape)), tensor.dtype, tensor.device, False, True)
         arguments = [Ref(tensor._h.number), dims, made.shape, made.stride, False]
         number = call_by_name(view, "global_from_shards", arguments, [tensor._h.number])
-        return derived(number, view, tensor, made)
+        return derived(number, view, tensor, made, sharded=view)
 
     def placements(self, tensor: MeshTensor) -> tuple[Any, ...]:
         """Refuse: see `MeshTensor.placements`."""
@@ -301,21 +308,6 @@ def coordinate(view: View, name: str) -> MeshTensor:
     spec = view.engine.template(("rank", region, name), lambda: CoordinateSpec(places), view)
     number = view.engine.emit(view, [spec, -1], 1)
     return MeshTensor.make(number, view, Meta.make((), (), torch.int64, torch.device("cpu"), False, True))
-
-
-def leaves_of(node: Any) -> list[GraphLeaf]:
-    """The leaves of autograd's graph that a place in it depends on."""
-    found: dict[int, GraphLeaf] = {}
-    seen: set[int] = set()
-    left = [node]
-    while left:
-        one = left.pop()
-        if one.__class__ is GraphLeaf:
-            found[id(one)] = one
-        elif one and id(one) not in seen:
-            seen.add(id(one))
-            left.extend(one)
-    return list(found.values())
 
 
 def _check_reduction(meta: Meta, names: tuple[str, ...], reduction: str, scatter: bool) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from monarch_hpc.tensor.backward import leaves_of
 from monarch_hpc.tensor.capture.recorder import StepRecording
 from monarch_hpc.tensor.capture.recording import CannotCapture
-from monarch_hpc.tensor.operations import leaves_of
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.stream.engine import View
 

@@ -14,6 +14,7 @@ from monarch_hpc.tensor.ops.encode import CONSTANTS, KeyBuilder, LocalTensor, fo
 from monarch_hpc.tensor.ops.factories import FACTORIES, from_values
 from monarch_hpc.tensor.ops.infer import TENSOR, Inference, autocasts, infer, tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
+from monarch_hpc.tensor.ops.names import shown_name
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import PUT, bits_of
@@ -196,12 +197,34 @@ def _with_local(function: Any, args: Any, kwargs: Any, active: View | None) -> A
             return put(from_values(function, args, kwargs), active)
         return function(*args, **kwargs)
     view = known._h.view
+    copies: dict[int, tuple[torch.Tensor, MeshTensor]] = {}
 
     def sent(leaf: Any) -> Any:
-        return put(leaf, view) if isinstance(leaf, torch.Tensor) and leaf.__class__ is not MeshTensor else leaf
+        if not isinstance(leaf, torch.Tensor) or leaf.__class__ is MeshTensor:
+            return leaf
+        if id(leaf) not in copies:
+            copies[id(leaf)] = leaf, put(leaf, view)
+        return copies[id(leaf)][1]
 
     args, kwargs = tree_map(sent, (args, kwargs))
-    return dispatch(function, args, kwargs, active)
+    result = dispatch(function, args, kwargs, active)
+    for own, copied in copies.values():
+        if copied._is_written:
+            _write_back(function, own, copied)
+            result = own if result is copied else result
+    return result
+
+
+def _write_back(function: Any, own: torch.Tensor, copied: MeshTensor) -> None:
+    """Write to a tensor of the program what an operation has written to its copy on the ranks; waits for it."""
+    if not copied._h.view.mesh:
+        raise TypeError(
+            f"{shown_name(function)} writes to a tensor of the program, which has one value, and each rank has its "
+            "own: use the form that returns a new tensor"
+        )
+    value = copied.full_tensor()
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        own.copy_(value)
 
 
 def _is_local_factory(function: Any, kwargs: Any) -> bool:
@@ -262,6 +285,7 @@ def _note_written(entry: _Entry, args: Any, kwargs: Any, node: Any) -> None:
         tensor = tensors[place]
         changed = tensor._m is not meta
         tensor._m = meta
+        tensor._is_written = True
         if not meta.grads or meta.leaf:
             continue
         if tensor._n.__class__ is not GraphLeaf:

@@ -21,6 +21,9 @@ TENSOR = object()
 
 _CPU = torch.device("cpu")
 
+_SILENT_WRITES: dict[Any, tuple[int, ...]] = {torch._amp_foreach_non_finite_check_and_unscale_: (0, 1)}
+"""Places of arguments that functions write to without changing their versions."""
+
 
 class Inference(NamedTuple):
     """What an operation does.
@@ -172,6 +175,8 @@ def _device_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ten
 
 def _written_by_schema(function: Any, args: tuple[Any, ...]) -> set[int]:
     """Identities of the arguments that an operator writes to: below autograd, versions do not move."""
+    if function in _SILENT_WRITES:
+        return {id(one) for place in _SILENT_WRITES[function] for one in tensors_in(args[place])}
     if not isinstance(function, torch._ops.OpOverload) or not function._schema.is_mutable:
         return set()
     pairs = zip(args, function._schema.arguments, strict=False)

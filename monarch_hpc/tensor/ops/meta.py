@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch_hpc.core.shape import Region
 
-__all__ = ["GraphLeaf", "Handle", "Meta", "TensorOperations", "TensorView"]
+__all__ = ["GraphConversion", "GraphLeaf", "GraphTransfer", "Handle", "Meta", "TensorOperations", "TensorView"]
 
 
 class Meta:
@@ -195,6 +195,23 @@ class Handle:
         self.view.dead.append(self.number)
 
 
+class GraphConversion(tuple[Any, ...]):
+    """The place in the graph of a tensor that was made of one of the other kind, sharded or not.
+
+    Attributes:
+        sharded: the view of the sharded one of the two.
+    """
+
+    sharded: Any
+
+    @classmethod
+    def of(cls, node: Any, sharded: Any) -> GraphConversion:
+        """The place of a tensor made of one at the place *node*."""
+        made = cls((node,))
+        made.sharded = sharded
+        return made
+
+
 class GraphLeaf:
     """A leaf of the graph: the program must know without asking whether it has a gradient.
 
@@ -210,3 +227,19 @@ class GraphLeaf:
         self.number = number
         self.has_grad = False
         self.grad: Any = None
+
+
+class GraphTransfer(GraphLeaf):
+    """Where a graph goes on on other ranks: a leaf there, whose gradient goes back to the ranks that it came from.
+
+    Attributes:
+        source: the tensor that was copied.
+        received: the copy, which is kept for its gradient.
+    """
+
+    __slots__ = ("received", "source")
+
+    def __init__(self, source: Any, received: Handle) -> None:
+        super().__init__(received.number)
+        self.source = source
+        self.received = received

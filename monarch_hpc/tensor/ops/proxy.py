@@ -39,12 +39,14 @@ class MeshTensor(torch.Tensor):
         _h: its value.
         _n: its place in autograd's graph: a `GraphLeaf`, or a tuple of such places.
         _aliases: weak references to tensors that share its memory; None if there are none.
+        _is_written: whether an operation has written to it.
     """
 
     _m: Meta
     _h: Handle
     _n: Any
     _aliases: list[weakref.ref[MeshTensor]] | None = None
+    _is_written = False
 
     @staticmethod
     def make(number: int, view: TensorView, meta: Meta, node: Any = None) -> MeshTensor:
@@ -233,9 +235,10 @@ class MeshTensor(torch.Tensor):
         """A copy on the ranks of another mesh of the same procs.
 
         Ranks are matched by the names of dimensions. A dimension that only *mesh* has gets a copy at each place.
+        Gradients flow back from a mesh of as many ranks: `backward()` goes through the ranks in turn.
 
         Raises:
-            TypeError: *mesh* is not a mesh, or the tensor requires a gradient.
+            TypeError: *mesh* is not a mesh, or has more ranks, and the tensor requires a gradient.
             ValueError: a dimension is missing in *mesh*, or has another size there, or the procs are others.
         """
         return self._h.view.operations.to_mesh(self, mesh)  # type: ignore[no-any-return]

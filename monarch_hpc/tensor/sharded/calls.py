@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
+from monarch_hpc.tensor.ops.meta import GraphConversion, GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, SHARDED_CALLS, CallRequest
@@ -45,7 +45,18 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(torch.empty(shape, device="meta").stride())
 
 
-def derived(number: int, view: View, source: MeshTensor, meta: Meta) -> MeshTensor:
-    """A tensor that autograd knows to come from another one."""
+def derived(number: int, view: View, source: MeshTensor, meta: Meta, sharded: View | None = None) -> MeshTensor:
+    """A tensor that autograd knows to come from another one.
+
+    Args:
+        number: its number.
+        view: its ranks.
+        source: the other one.
+        meta: its description.
+        sharded: the view of the sharded one of the two, if the other is not.
+    """
     grads = source._m.grads and torch.is_grad_enabled()
-    return MeshTensor.make(number, view, meta.with_grads(grads, leaf=not grads), (source._n,) if grads else None)
+    node: Any = None
+    if grads:
+        node = (source._n,) if sharded is None else GraphConversion.of(source._n, sharded)
+    return MeshTensor.make(number, view, meta.with_grads(grads, leaf=not grads), node)

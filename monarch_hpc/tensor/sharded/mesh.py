@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +27,9 @@ from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, place_dims, shard_slices
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import PUT, Ref
+
+if TYPE_CHECKING:
+    from monarch_hpc.tensor.training.checkpoint import Saving
 
 __all__ = ["Mesh", "distribute"]
 
@@ -222,6 +226,58 @@ class Mesh:
             Exception: an operation failed, and nobody has read its result.
         """
         self._view.engine.sync()
+
+    # ---- checkpoints ----
+
+    def save(self, state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+        """Save a checkpoint in a new folder that all hosts see; each rank writes its part, in torch's format (DCP).
+
+        Args:
+            state: by name: sharded tensors, nested in mappings and lists with values that can be pickled, or what has
+                `state_dict`: modules, optimizers, schedulers, scalers. The random numbers of the mesh are saved, too.
+            path: the folder.
+
+        Raises:
+            DeviceMeshError: a rank is gone.
+            FileExistsError: the folder has a checkpoint already.
+            OSError: a rank could not write.
+            ValueError: a tensor is on another mesh, or each rank has a value of its own.
+        """
+        from monarch_hpc.tensor.training.checkpoint import save
+
+        save(self._view, state, path, background=False)
+
+    def async_save(self, state: Mapping[str, Any], path: str | os.PathLike[str]) -> Saving:
+        """Save likewise, while the ranks go on: what is saved are the values at this point of the program.
+
+        The ranks hold a copy of their parts until these are written. Errors of writing are raised by `Saving.wait`.
+
+        Raises:
+            ValueError: as of `save`.
+        """
+        from monarch_hpc.tensor.training.checkpoint import save
+
+        return save(self._view, state, path, background=True)
+
+    def load(self, state: Mapping[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Load a checkpoint, which may be of another mesh, into the tensors and objects of *state*.
+
+        Args:
+            state: as for `save`; entries may be left out. Values that are not tensors stand for saved ones.
+            path: the folder.
+
+        Returns:
+            *state*, with plain values as they were saved.
+
+        Raises:
+            DeviceMeshError: a rank is gone.
+            FileNotFoundError: there is no complete checkpoint.
+            KeyError: it lacks an entry; nothing was loaded.
+            ValueError: a tensor has another shape in it; nothing was loaded.
+        """
+        from monarch_hpc.tensor.training.checkpoint import load
+
+        return load(self._view, state, path)
 
     def stop(self, reason: str = "") -> None:
         """End the procs; see `ProcMesh.stop`."""

@@ -46,7 +46,7 @@ class ShardedOperations(MeshOperations):
         shape = even_shard_shape(tensor.shape, dims, view.region.extent)
         number = call_by_name(view, "local", [Ref(tensor._h.number), dims], [tensor._h.number])
         meta = Meta.make(shape, contiguous_strides(shape), tensor.dtype, tensor.device, tensor._m.grads, True)
-        return derived(number, self.view_at(view.region), tensor, meta)
+        return derived(number, self.view_at(view.region), tensor, meta, sharded=view)
 
     # ---- reads ----
 

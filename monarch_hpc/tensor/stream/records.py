@@ -28,10 +28,12 @@ __all__ = [
     "SET_DATA",
     "SET_GRAD",
     "SHARDED_CALLS",
+    "TRAINING_CALLS",
     "CallRequest",
     "CollectiveSpec",
     "CoordinateSpec",
     "MeshSpec",
+    "ModulePlan",
     "OpSpec",
     "OptimizerSpec",
     "ProgramSpec",
@@ -85,6 +87,9 @@ DTYPES = (
 
 SHARDED_CALLS = "monarch_hpc.tensor.worker.sharded.calls."
 """The module whose functions a `CallRequest` names for what is not an operation of torch."""
+
+TRAINING_CALLS = "monarch_hpc.tensor.worker.training."
+"""The package whose functions a `CallRequest` names, ``module.function``, for modules and optimizers on the ranks."""
 
 _FLOAT = struct.Struct("d")
 _INT = struct.Struct("q")
@@ -228,6 +233,23 @@ class ProgramSpec(NamedTuple):
     optimizers: tuple[OptimizerSpec, ...]
 
 
+class ModulePlan(NamedTuple):
+    """How a module that lives on the ranks is parallel.
+
+    Attributes:
+        parallelize: takes the module and a DeviceMesh, and returns the module to call, or None for the same.
+        compile: backend of torch.compile; empty if it is not used.
+        out_dims: for each dimension of the mesh, the dimension of results that it splits, or -1, and the module gets
+            this rank's parts of its arguments; None if it gets sharded tensors, and returns such.
+        shard_dims: likewise for parameters and buffers by name, where *out_dims* is None.
+    """
+
+    parallelize: Any
+    compile: str
+    out_dims: tuple[int, ...] | None
+    shard_dims: dict[str, tuple[int, ...]]
+
+
 class Ref(NamedTuple):
     """Stands for a value among the arguments of a `CallRequest`.
 
@@ -248,6 +270,8 @@ class CallRequest(NamedTuple):
         buffers: what travels beside the pickle.
         num_outs: number of tensors in its result; -1 if unknown, -2 to keep the result as one object.
         grad: whether autograd records it.
+        grads: ``read`` if it does not run when the gradient of an argument failed, ``dropped`` if it drops these
+            gradients; else empty.
     """
 
     name: str
@@ -255,3 +279,4 @@ class CallRequest(NamedTuple):
     buffers: tuple[Any, ...]
     num_outs: int
     grad: bool
+    grads: str = ""

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.stream.records import (
     SHARDED_CALLS,
+    TRAINING_CALLS,
     CallRequest,
     CollectiveSpec,
     CoordinateSpec,
@@ -175,6 +176,8 @@ class Execution:
             values.check((loss, gradient))
             torch._C._set_grad_enabled(True)
             values[loss].backward(values[gradient], retain_graph=retain)
+            if self.sharding is not None:
+                self.sharding.note_backward(leaves)
         except BaseException as error:
             failure = Failure(error.root if isinstance(error, Dependent) else seq)
             values.grads.update((leaf, failure) for leaf in leaves if leaf in values)
@@ -186,9 +189,7 @@ class Execution:
         failure = values.grads.get(leaf)
         if failure is not None:
             raise Dependent(failure.root)
-        grad = values[leaf].grad
-        if grad is not None and self.sharding is not None:
-            grad = self.sharding.settled_grad(values[leaf])
+        grad = self.sharding.grad_of(leaf, values) if self.sharding is not None else values[leaf].grad
         if grad is None:
             raise RuntimeError("this tensor has no gradient on this rank: backward() did not reach it")
         values[out] = grad
@@ -199,11 +200,17 @@ class Execution:
         if value and type(failed := values[value]) is Failure:
             values.grads[leaf] = failed
         elif type(target := values[leaf]) is not Failure:
-            target.grad = values[value]
+            if self.sharding is not None:
+                self.sharding.set_grad(target, values[value])
+            else:
+                target.grad = values[value]
 
     def _require_grad(self, leaf: int, flag: bool) -> None:
         self.values.check((leaf,))
-        self.values[leaf].requires_grad_(flag)
+        if self.sharding is not None:
+            self.sharding.require_grad(self.values[leaf], flag)
+        else:
+            self.values[leaf].requires_grad_(flag)
 
     def _set_data(self, target: int, value: int) -> None:
         self.values.check((target, value))
@@ -234,6 +241,8 @@ class Execution:
 
     def _call(self, request: CallRequest, first: int, refs: list[int], written: list[int]) -> None:
         self.values.check(refs)
+        if request.grads:
+            self.values.check_grads(refs, dropped=request.grads == "dropped")
         tensors = {number: value for number in refs if isinstance(value := self.values[number], torch.Tensor)}
         versions = {number: tensor._version for number, tensor in tensors.items()}
         try:
@@ -254,7 +263,7 @@ class Execution:
             return
         leaves, tree = tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if self.sharding is not None and not (isinstance(loaded[0], str) and loaded[0].startswith(SHARDED_CALLS)):
+        if self.sharding is not None and not (isinstance(loaded[0], str) and loaded[0].startswith(_OWN_CALLS)):
             self.sharding.check_results(tensors)
         if request.num_outs >= 0 and len(tensors) != request.num_outs:
             raise RuntimeError(
@@ -319,6 +328,9 @@ class Execution:
         if root:
             raise Dependent(root - 1)
         self.values[out] = value
+
+
+_OWN_CALLS = SHARDED_CALLS, TRAINING_CALLS
 
 
 def _imported(name: str) -> Any:

@@ -97,6 +97,9 @@ class Groups:
         control: the control actors of all ranks, along one dimension.
         places: places of the ranks in *control*.
         timeout_s: longest wait for the other ranks of a collective.
+
+    Attributes:
+        timeout_s: likewise.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class Groups:
         self._addresses = addresses
         self._control = control
         self._places = places
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._groups: dict[tuple[int, ...], Any] = {}
         self._device: Any = None
         self._ports: set[int] = set()
@@ -132,9 +135,12 @@ class Groups:
             group = self._groups[ranks] = self._join(ranks)
         return group
 
+    def store(self, rank: int, prefix: str) -> ChannelStore:
+        """A rendezvous on a rank, whose keys begin with *prefix*."""
+        return ChannelStore(self._control.slice(procs=self._places[rank]), prefix, self.timeout_s)
+
     def _join(self, ranks: tuple[int, ...]) -> Any:
-        control = self._control.slice(procs=self._places[ranks[0]])
-        store = ChannelStore(control, "-".join(map(str, ranks)) + "/", self._timeout_s)
+        store = self.store(ranks[0], "-".join(map(str, ranks)) + "/")
         gloo: Any = dist.ProcessGroupGloo
         if self._device is None:
             before = listening_ports()
@@ -144,7 +150,7 @@ class Groups:
         store.set(f"port/{self._rank}", own)
         options = gloo._Options()
         options._devices = [self._device]
-        options._timeout = datetime.timedelta(seconds=self._timeout_s)
+        options._timeout = datetime.timedelta(seconds=self.timeout_s)
         for rank in ranks:
             self._ports |= {int(port) for port in store.get(f"port/{rank}").decode().split(",") if port}
         group = gloo(store, ranks.index(self._rank), len(ranks), options)

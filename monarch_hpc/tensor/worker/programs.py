@@ -104,10 +104,12 @@ class SteppedOptimizer:
                 groups[group][option] = (*given[:place], value, *given[place + 1 :])
         parameters = [values[number] for number in self._parameters]
         if sharding is not None:
-            for parameter, local in zip(parameters, self._locals, strict=True):
-                grad = sharding.settled_grad(parameter)
+            for number, parameter, local in zip(self._parameters, parameters, self._locals, strict=True):
+                grad = sharding.grad_of(number, values)
                 if local is not parameter:
                     local.grad = None if grad is None else local_of(grad)
+                elif parameter.grad is not grad:
+                    raise RuntimeError("parameters of a module on the ranks step with a RemoteOptimizer")
         self._optimizer.step()
         for place, name, number in self._state:
             if self._optimizer.state[self._locals[place]].get(name) is not self._local(values[number]):

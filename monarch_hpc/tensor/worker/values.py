@@ -67,6 +67,17 @@ class Values(dict[int, Any]):
             if type(value) is Failure:
                 raise Dependent(value.root)
 
+    def check_grads(self, numbers: Iterable[int], *, dropped: bool) -> None:
+        """Check the gradients of leaves, or forget that some failed because all are *dropped*.
+
+        Raises:
+            Dependent: one of them failed.
+        """
+        for number in numbers if self.grads else ():
+            failure = self.grads.pop(number, None) if dropped else self.grads.get(number)
+            if failure is not None and not dropped:
+                raise Dependent(failure.root)
+
     def fail(self, root: int, results: Iterable[int], written: Iterable[int]) -> None:
         """Mark the results of a failed operation, and all values that share memory with those it writes to."""
         failure = Failure(root)

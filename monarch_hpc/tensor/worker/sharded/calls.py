@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,13 @@ __all__ = [
     "current_ops",
     "entered",
     "global_from_shards",
+    "global_placements",
     "local",
     "made",
     "placements",
     "redistribute",
     "seed",
-    "settled_grad",
+    "settle_gradients",
     "shard",
     "whole",
 ]
@@ -44,7 +45,8 @@ def current_ops() -> ShardedOps:
     return _current[-1]
 
 
-def _placements(dims: tuple[int, ...]) -> tuple[Any, ...]:
+def global_placements(dims: tuple[int, ...]) -> tuple[Any, ...]:
+    """The placements of a tensor: for each dimension of the mesh, the dimension that it splits, or -1."""
     return tuple(Replicate() if dim < 0 else Shard(dim) for dim in dims)
 
 
@@ -62,7 +64,7 @@ def global_from_shards(
     """
     mesh = current_ops().mesh
     made: DTensor = DTensor.from_local(
-        own, mesh, _placements(dims), run_check=False, shape=torch.Size(shape), stride=stride
+        own, mesh, global_placements(dims), run_check=False, shape=torch.Size(shape), stride=stride
     )
     if leaf:
         made.requires_grad_()
@@ -79,7 +81,7 @@ def made(
     else:
         whole = ops.drawn(getattr(torch, kind), shape, dtype)
     with torch.no_grad():
-        sharded: DTensor = ops.wrap(whole).redistribute(placements=_placements(dims))
+        sharded: DTensor = ops.wrap(whole).redistribute(placements=global_placements(dims))
     local = sharded._local_tensor.contiguous()
     stride = torch.empty(shape, device="meta").stride()
     return global_from_shards(local.clone() if kind == "full" else local, dims, shape, tuple(stride), grads)
@@ -87,12 +89,12 @@ def made(
 
 def redistribute(tensor: DTensor, dims: tuple[int, ...]) -> DTensor:
     """The same value with other placements."""
-    return tensor.redistribute(placements=_placements(dims))
+    return tensor.redistribute(placements=global_placements(dims))
 
 
 def local(tensor: DTensor, dims: tuple[int, ...]) -> torch.Tensor:
     """This rank's shard in certain placements, for autograd too."""
-    return tensor.redistribute(placements=_placements(dims)).to_local().contiguous()
+    return tensor.redistribute(placements=global_placements(dims)).to_local().contiguous()
 
 
 def shard(tensor: DTensor) -> torch.Tensor:
@@ -120,11 +122,46 @@ def seed(number: int) -> None:
     current_ops().seed(number)
 
 
-def settled_grad(tensor: Any) -> Any:
-    """The gradient of a leaf, placed as the leaf is: what backward passes have added up is summed here, once."""
-    grad = tensor.grad
-    if isinstance(grad, DTensor) and grad.placements != tensor.placements:
-        with torch.no_grad():
-            grad = grad.redistribute(placements=tensor.placements)
-        tensor.grad = grad
-    return grad
+def settle_gradients(leaves: Iterable[Any]) -> None:
+    """Place the gradients of leaves as they are: what backward passes have added up is summed here, once.
+
+    Sums over the same dimensions of the mesh of the same type of elements travel in one message.
+    """
+    sums: dict[Any, list[DTensor]] = {}
+    with torch.no_grad():
+        for leaf in leaves:
+            grad = leaf.grad
+            if not isinstance(grad, DTensor) or grad.placements == leaf.placements:
+                continue
+            places = _summed_places(grad, leaf)
+            if places and grad.numel():
+                sums.setdefault((places, grad.dtype), []).append(leaf)
+            else:
+                leaf.grad = grad.redistribute(placements=leaf.placements)
+        for (places, dtype), summed in sums.items():
+            parts = [leaf.grad._local_tensor for leaf in summed]  # type: ignore[union-attr]
+            flat = torch.empty(sum(part.numel() for part in parts), dtype=dtype)
+            torch.cat([part.reshape(-1) for part in parts], out=flat)
+            for place in places:
+                current_ops().mesh.get_group(place).allreduce([flat]).wait()
+            for leaf, total in zip(summed, torch.split(flat, [part.numel() for part in parts]), strict=True):
+                grad = leaf.grad
+                leaf.grad = DTensor.from_local(
+                    total.view(grad._local_tensor.shape).clone(),  # type: ignore[union-attr]
+                    leaf.device_mesh,
+                    leaf.placements,
+                    run_check=False,
+                    shape=grad.shape,  # type: ignore[union-attr]
+                    stride=grad.stride(),  # type: ignore[union-attr]
+                )
+
+
+def _summed_places(grad: DTensor, leaf: DTensor) -> tuple[int, ...]:
+    """The dimensions of the mesh to sum a gradient over, where that alone places it as its leaf is."""
+    places = []
+    for place, (have, want) in enumerate(zip(grad.placements, leaf.placements, strict=True)):
+        if isinstance(have, Partial) and have.reduce_op == "sum" and isinstance(want, Replicate):
+            places.append(place)
+        elif have != want:
+            return ()
+    return tuple(places)

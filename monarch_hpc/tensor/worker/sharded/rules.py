@@ -70,6 +70,11 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         mesh: the device mesh.
         seed: of the random numbers, which are those of one process: each rank draws all of them.
         trusts: tells whether DTensor's rule of an operator is used, given `is_regular`; for the sweep.
+
+    Attributes:
+        world: gives the `World` of the ranks of *mesh*, which it makes at the first call, on all of them.
+        last_seed: the seed that random numbers began with.
+        num_calls: number of calls since then of modules that live on the ranks, whose random numbers are their own.
     """
 
     def __init__(self, mesh: Any, seed: int, trusts: Callable[[str, bool], bool] | None = None) -> None:
@@ -77,11 +82,14 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self.mesh = mesh
         self.replicated = (Replicate(),) * mesh.ndim
         self._trusts = trusts or _is_trusted
+        self.world: Callable[[], Any] = _no_world
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
         """Restart the random numbers."""
-        self._random_state = torch.Generator().manual_seed(seed).get_state()
+        self.random_state = torch.Generator().manual_seed(seed).get_state()
+        self.last_seed = seed
+        self.num_calls = 0
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -116,11 +124,11 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     @contextmanager
     def _random_numbers(self) -> Iterator[None]:
         saved = torch.get_rng_state()
-        torch.set_rng_state(self._random_state)
+        torch.set_rng_state(self.random_state)
         try:
             yield
         finally:
-            self._random_state = torch.get_rng_state()
+            self.random_state = torch.get_rng_state()
             torch.set_rng_state(saved)
 
     # ---- whole tensors ----
@@ -217,6 +225,10 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             ),
             result,
         )
+
+
+def _no_world() -> Any:
+    raise RuntimeError("these operators run without ranks")
 
 
 def _is_trusted(name: str, regular: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.groups import Groups
-from monarch_hpc.tensor.worker.sharded.calls import entered, settled_grad
+from monarch_hpc.tensor.worker.sharded.calls import entered, settle_gradients
 from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
+from monarch_hpc.tensor.worker.sharded.world import World
+from monarch_hpc.tensor.worker.values import Values
 
 __all__ = ["Sharding"]
 
@@ -29,7 +32,40 @@ class Sharding:
     def __init__(self, spec: MeshSpec, rank: int, groups: Groups) -> None:
         ranks = torch.tensor(spec.ranks).reshape(spec.sizes)
         self._ops = ShardedOps(make_device_mesh(ranks, spec.names, rank, str(spec.key), groups.of), spec.seed)
-        self.settled_grad = settled_grad
+        self._unsummed: dict[int, None] = {}
+        self._ops.world = cache(lambda: World(spec, rank, groups))
+
+    def note_backward(self, leaves: list[int]) -> None:
+        """Note that a backward pass has added to the gradients of leaves."""
+        self._unsummed.update(dict.fromkeys(leaves))
+
+    def grad_of(self, number: int, values: Values) -> Any:
+        """The gradient of a leaf, summed over ranks and placed as the leaf is; None if there is none."""
+        stand_in = getattr(values[number], "_stand_in", None)
+        if stand_in is not None:
+            return stand_in.grad()
+        if number in self._unsummed:
+            settle_gradients([leaf for one in self._unsummed if _is_own_leaf(leaf := values.get(one))])
+            self._unsummed.clear()
+        else:
+            settle_gradients([values[number]])
+        return values[number].grad
+
+    def set_grad(self, tensor: Any, value: Any) -> None:
+        """Replace the gradient of a leaf."""
+        stand_in = getattr(tensor, "_stand_in", None)
+        if stand_in is not None:
+            stand_in.set_grad(value)
+        else:
+            tensor.grad = value
+
+    def require_grad(self, tensor: Any, flag: bool) -> None:
+        """Change whether a leaf requires a gradient."""
+        stand_in = getattr(tensor, "_stand_in", None)
+        if stand_in is not None:
+            stand_in.require_grad(flag)
+        else:
+            tensor.requires_grad_(flag)
 
     def entered(self) -> AbstractContextManager[None]:
         """Run a frame."""
@@ -51,3 +87,7 @@ class Sharding:
                     f"the function returned a tensor of this rank alone, of shape {tuple(tensor.shape)}: return what "
                     "it makes of its arguments, which are DTensors, or DTensor.from_local(...)"
                 )
+
+
+def _is_own_leaf(leaf: Any) -> bool:
+    return isinstance(leaf, DTensor) and getattr(leaf, "_stand_in", None) is None

@@ -1,0 +1,1 @@
+"""Training in the program: modules and optimizers that live on the ranks, pipelines, checkpoints."""

@@ -1,0 +1,93 @@
+"""The world of torch.distributed for code of modules: DDP, FSDP, tensor parallelism and checkpoints look for one.
+
+It is in force only while such code runs, on the worker's thread: a proc's default process group belongs to the user.
+All that this package uses of torch's private names about that group is here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from monarch_hpc.tensor.stream.records import MeshSpec
+from monarch_hpc.tensor.worker.groups import Groups
+
+__all__ = ["World"]
+
+_c10d: Any = dist.distributed_c10d
+_BACKEND = "monarch_gloo"
+_FIRST_GROUP_BITS = 24
+"""Bits of a group's name that number the groups of one world; the others tell worlds apart."""
+
+_entered: list[World] = []
+
+
+class World:
+    """The ranks of one mesh as a world: rank 0 to n - 1, row by row; to be entered by the worker's thread alone.
+
+    Args:
+        spec: the mesh.
+        rank: this rank in the mesh of procs.
+        groups: the process groups of this rank.
+
+    Attributes:
+        mesh: a DeviceMesh of all ranks, with the dimensions of the mesh.
+    """
+
+    def __init__(self, spec: MeshSpec, rank: int, groups: Groups) -> None:
+        self.ranks = spec.ranks
+        self._groups = groups
+        self._depth = 0
+        self._saved: Any = None
+        name = f"{spec.key}-{spec.ranks}-{spec.names}-{spec.sizes}"
+        digest = hashlib.blake2b(name.encode(), digest_size=5).digest()  # the same on all ranks
+        self._own = None, int.from_bytes(digest, "big") << _FIRST_GROUP_BITS
+        if _BACKEND.upper() not in dist.Backend._plugins:
+            dist.Backend.register_backend(_BACKEND, _make_backend, extended_api=True, devices=["cpu"])
+        with self:
+            dist.init_process_group(
+                _BACKEND,
+                store=groups.store(spec.ranks[0], f"world/{name}/"),
+                rank=spec.ranks.index(rank),
+                world_size=len(spec.ranks),
+                timeout=datetime.timedelta(seconds=groups.timeout_s),
+            )
+            self.mesh = init_device_mesh("cpu", spec.sizes, mesh_dim_names=spec.names)
+
+    def backend_of(self, places: tuple[int, ...]) -> Any:
+        """The gloo backend of some ranks of this world; of all if empty."""
+        return self._groups.of(tuple(self.ranks[place] for place in places) if places else self.ranks)
+
+    def __enter__(self) -> World:
+        if not self._depth:
+            state = _c10d._world
+            if state.default_pg is not None and not _entered:
+                raise RuntimeError(
+                    "this proc has a default process group of torch.distributed, which an actor made: modules that "
+                    "live on the ranks need procs without one"
+                )
+            self._saved = state.default_pg, state.group_count
+            state.default_pg, state.group_count = self._own
+        self._depth += 1
+        _entered.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _entered.pop()
+        self._depth -= 1
+        if not self._depth:
+            state = _c10d._world
+            self._own = state.default_pg, state.group_count
+            state.default_pg, state.group_count = self._saved
+
+
+def _make_backend(options: Any, _backend_options: Any) -> Any:
+    """The backend of a group that code of modules makes, on the worker's connections, which an abort ends."""
+    return _entered[-1].backend_of(tuple(options.global_ranks_in_group))

@@ -1,0 +1,1 @@
+"""Modules and optimizers that live on the ranks, their gradients, and checkpoints."""
