@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -177,12 +177,12 @@ class ProcMesh(MeshView):
         activation: AbstractContextManager[object] = _tensors().activate(self)
         return activation
 
-    def rank_tensor(self, dim: str) -> Any:
-        """The coordinate of each proc along a dimension, as a mesh tensor; needs torch.
+    def capture(self, function: Callable[..., Any] | None = None, *, verify: bool = False) -> Any:
+        """Have a function on mesh tensors replayed by one record; a decorator. See docs/tensors.md; needs torch."""
+        return _tensors().capture_on(self, function, verify)
 
-        Raises:
-            KeyError: no dimension of that name.
-        """
+    def rank_tensor(self, dim: str) -> Any:
+        """The coordinate of each proc along a dimension, as a mesh tensor; needs torch, and KeyError if unknown."""
         return _tensors().rank_tensor(self, dim)
 
     rank = rank_tensor

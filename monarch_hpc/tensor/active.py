@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,13 +11,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.tensor.opening import view_of
+from monarch_hpc.tensor.capture.captured import capture
+from monarch_hpc.tensor.opening import sharded_view_of, view_of
 from monarch_hpc.tensor.operations import coordinate
 from monarch_hpc.tensor.ops.dispatch import dispatch
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
 from monarch_hpc.tensor.stream.engine import View
 
-__all__ = ["activate", "active_view", "no_mesh", "rank_tensor", "rank_tensors", "sync"]
+__all__ = ["activate", "active_view", "capture_on", "no_mesh", "rank_tensor", "rank_tensors", "sync"]
 
 
 class _Stack(threading.local):
@@ -92,6 +94,12 @@ def rank_tensors(mesh: ProcMesh) -> dict[str, MeshTensor]:
     """See `ProcMesh.rank_tensors`."""
     view = view_of(mesh)
     return {name: coordinate(view, name) for name in mesh.extent}
+
+
+def capture_on(mesh: ProcMesh, function: Callable[..., Any] | None, verify: bool, is_sharded: bool = False) -> Any:
+    """See `ProcMesh.capture` and `Mesh.capture`."""
+    view = sharded_view_of(mesh) if is_sharded else view_of(mesh)
+    return capture(view, function, verify, active_view)
 
 
 def sync(mesh: ProcMesh) -> None:

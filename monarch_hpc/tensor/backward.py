@@ -10,7 +10,7 @@ from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import BACKWARD, GET_GRAD, NO_GRAD
 
-__all__ = ["issue_backward"]
+__all__ = ["issue_backward", "leaves_of"]
 
 
 def issue_backward(
@@ -41,6 +41,11 @@ def issue_backward(
         _issue(source, send(gradient, source._h.view), keeps, _Reached(source._n))
 
 
+def leaves_of(node: Any) -> list[GraphLeaf]:
+    """The leaves of autograd's graph that a place in it depends on, on its own ranks."""
+    return _Reached(node).leaves
+
+
 def _issue(root: MeshTensor, gradient: MeshTensor | None, retain_graph: bool, reached: _Reached) -> None:
     """Issue the part of a pass on the ranks of *root*."""
     view: View = root._h.view
@@ -49,6 +54,8 @@ def _issue(root: MeshTensor, gradient: MeshTensor | None, retain_graph: bool, re
     head = [BACKWARD, root._h.number, gradient._h.number if gradient is not None else 0, int(retain_graph)]
     view.engine.emit(on, [*head, len(leaves), *(leaf.number for leaf in leaves)], depth=4)
     for leaf in leaves:
+        if view.engine.recorder is not None:
+            view.engine.recorder.note_leaf(leaf)
         if leaf.__class__ is GraphLeaf:
             leaf.has_grad, leaf.grad = True, None
     if not retain_graph and not isinstance(root._n, GraphLeaf):

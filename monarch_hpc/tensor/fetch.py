@@ -10,7 +10,7 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.reading import answer_of, read_values
+from monarch_hpc.tensor.reading import answer_of, check_readable, read_values
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.worker.actor import Reply
 
@@ -25,6 +25,7 @@ def read_on_all(view: View, number: int) -> Future[Any]:
         whole = type(view.region).whole(view.region.extent)
         return ValueMesh(whole, from_rank)
 
+    check_readable(view)
     view.engine.flush()
     future: Future[Any] = view.workers.read.fold(finish, [number])
     return future

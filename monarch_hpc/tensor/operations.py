@@ -92,6 +92,8 @@ class MeshOperations:
     def get_grad(self, tensor: MeshTensor) -> MeshTensor | None:
         """The gradient of a leaf; see `MeshTensor.grad`."""
         leaf = tensor._n
+        if leaf.__class__ is GraphLeaf:
+            _note_leaf(tensor._h.view, leaf)
         if leaf.__class__ is not GraphLeaf or not leaf.has_grad:
             return None
         if leaf.grad is None:
@@ -105,6 +107,8 @@ class MeshOperations:
     def set_grad(self, tensor: MeshTensor, value: MeshTensor | None) -> None:
         """Replace the gradient of a leaf; see `MeshTensor.grad`."""
         leaf, view = tensor._n, tensor._h.view
+        if leaf.__class__ is GraphLeaf:
+            _note_leaf(view, leaf)
         if value is None:
             if leaf.__class__ is GraphLeaf and leaf.has_grad:
                 leaf.has_grad, leaf.grad = False, None
@@ -282,6 +286,11 @@ def _not_sharded(name: str) -> TypeError:
         f"{name} of a mesh tensor: each rank has a value of its own; read one with fetch_shard(t).result() or "
         "inspect(t), or make a sharded tensor of them with t.to_global(spec)"
     )
+
+
+def _note_leaf(view: View, leaf: GraphLeaf) -> None:
+    if view.engine.recorder is not None:
+        view.engine.recorder.note_leaf(leaf)
 
 
 _tags = itertools.count(1)

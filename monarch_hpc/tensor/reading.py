@@ -10,7 +10,7 @@ from monarch_hpc.core.shape import Point
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.worker.actor import Reply
 
-__all__ = ["answer_of", "read_values"]
+__all__ = ["answer_of", "check_readable", "read_values"]
 
 
 def answer_of(view: View, reply: Reply) -> Any:
@@ -32,6 +32,19 @@ def answer_of(view: View, reply: Reply) -> Any:
     return value
 
 
+def check_readable(view: View) -> None:
+    """Refuse to read a value.
+
+    Raises:
+        DeviceMeshError: a rank is gone.
+        TypeError: a step is being captured.
+    """
+    if view.engine.broken is not None:
+        raise view.engine.broken
+    if view.engine.recorder is not None:
+        view.engine.recorder.refuse_read()
+
+
 def read_values(
     view: View, place: dict[str, int], numbers: list[int], finish: Callable[[list[Any]], Any]
 ) -> Future[Any]:
@@ -47,8 +60,7 @@ def read_values(
         DeviceMeshError: a rank is gone.
         IndexError: a coordinate is outside its dimension.
     """
-    if view.engine.broken is not None:
-        raise view.engine.broken
+    check_readable(view)
     chosen = view.workers.slice(**place)
     chosen_rank = view.region.slice(**place).base_rank(0)
     view.engine.flush()

@@ -16,7 +16,7 @@ from monarch_hpc.tensor.fetch import read_on_all
 from monarch_hpc.tensor.ops.infer import tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.reading import answer_of
+from monarch_hpc.tensor.reading import answer_of, check_readable
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, CallRequest, Ref
 from monarch_hpc.wire.frames import copy_of
@@ -113,6 +113,7 @@ class Remote(Generic[P, R]):
 
 
 def _on_one(view: View, number: int) -> Future[Any]:
+    check_readable(view)
     view.engine.flush()
     future: Future[Any] = view.workers.read.fold(lambda replies: answer_of(view, replies[0])[0], [number])
     return future

@@ -110,7 +110,7 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
         if active is None or function not in FACTORIES or _is_local_factory(function, kwargs):
             return function(*args, **kwargs)
         if function in FACTORIES and FACTORIES[function] is not None:
-            return put(from_values(function, args, kwargs), active)
+            return put(from_values(function, args, kwargs), active, is_constant=_is_number(args))
         view = active
         key.append(torch.get_default_dtype())
     if function in _FLOAT_SHAPES:
@@ -241,13 +241,26 @@ def _is_local_factory(function: Any, kwargs: Any) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
 
 
-def put(tensor: torch.Tensor, view: View) -> MeshTensor:
-    """Send the same value to all ranks of a view."""
+def _is_number(tree: Any) -> bool:
+    """Whether nested lists and tuples hold numbers only."""
+    if isinstance(tree, (list, tuple)):
+        return all(map(_is_number, tree))
+    return isinstance(tree, (bool, int, float, complex))
+
+
+def put(tensor: torch.Tensor, view: View, *, is_constant: bool = False) -> MeshTensor:
+    """Send the same value to all ranks of a view.
+
+    Args:
+        is_constant: whether the value was made of numbers in the program's code.
+    """
     grads = tensor.requires_grad and tensor.is_leaf
     with torch._C.DisableTorchFunction():
         copied = tensor.detach().clone().requires_grad_(grads)
     meta = Meta.of(copied, copied.device)
     number = view.engine.emit(view, [PUT, -2, -1], 1, copied)
+    if view.engine.recorder is not None:
+        view.engine.recorder.note_sent(number, tensor, is_constant)
     return MeshTensor.make(number, view, meta, GraphLeaf(number) if grads else None)
 
 

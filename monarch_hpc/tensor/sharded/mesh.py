@@ -15,6 +15,7 @@ from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.current import hosts as own_hosts
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.tensor.active import capture_on
 from monarch_hpc.tensor.opening import sharded_view_of
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.encode import foreign
@@ -212,6 +213,10 @@ class Mesh:
                 raise foreign(tensor, view)
         args, kwargs = tree_map(sent, (args, kwargs))
         return _remote_of(function, propagate).run_on(view, args, kwargs)
+
+    def capture(self, function: Callable[..., Any] | None = None, *, verify: bool = False) -> Any:
+        """Have a function on tensors of this mesh replayed by one record; see `ProcMesh.capture`."""
+        return capture_on(self.procs, function, verify, is_sharded=True)
 
     def sync(self) -> None:
         """Wait until the ranks have done all that was issued.

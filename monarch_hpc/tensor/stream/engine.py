@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import RLock
 from typing import Any
@@ -21,6 +21,7 @@ from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.ops.meta import TensorOperations
+from monarch_hpc.tensor.stream.capture_notes import FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.records import FIRST_TEMPLATE, FREE
 from monarch_hpc.tensor.stream.sites import Site, site_here
@@ -101,6 +102,7 @@ class TensorEngine:
         view: where the frame goes.
         threshold: number of integers at which it leaves.
         next_value: number of the next value.
+        recorder: takes each frame that is sent while a step is captured.
     """
 
     def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
@@ -116,6 +118,7 @@ class TensorEngine:
         self.views: dict[tuple[Region, bool], View] = {}
         self.failures = Failures(config.keep_errors)
         self.broken: MonarchError | None = None
+        self.recorder: FrameRecorder | None = None
         self._abort = abort
         self._base = 0
         self._templates: OrderedDict[Any, int] = OrderedDict()
@@ -145,7 +148,15 @@ class TensorEngine:
             self._armed = True
             self._io.call_later(self.config.flush_s, self._tick)
 
-    def emit(self, view: View, record: list[int], num_values: int = 0, obj: Any = None, depth: int = 2) -> int:
+    def emit(
+        self,
+        view: View,
+        record: list[int],
+        num_values: int = 0,
+        obj: Any = None,
+        depth: int = 2,
+        sites: Sequence[Site] | None = None,
+    ) -> int:
         """Add one record; return the number of its first result.
 
         Args:
@@ -154,6 +165,7 @@ class TensorEngine:
             num_values: number of results.
             obj: an object that it refers to.
             depth: frames between this and the program's code, at most.
+            sites: the lines of the operations that it stands for; None for one, of the program's code.
         """
         with self.lock:
             self.use(view)
@@ -162,7 +174,7 @@ class TensorEngine:
             if obj is not None:
                 self._objects.append(obj)
             place = len(self._objects) - 1
-            self.sites.append(site_here(depth))
+            self.sites += (site_here(depth),) if sites is None else sites
             self.ints += [first if n == -1 else place if n == -2 else n for n in record]
             if obj is not None or len(self.ints) >= self.threshold:
                 self._send()
@@ -197,6 +209,17 @@ class TensorEngine:
         if not ranks.issuperset(view.ranks):
             ranks.update(view.ranks)
             self._specs.append((number, self._spec_of[number]))
+
+    def spec_of(self, number: int) -> Any:
+        """The template with a number."""
+        return self._spec_of[number]
+
+    def forget(self, key: Any) -> None:
+        """Forget a template that no later record uses."""
+        with self.lock:
+            number = self._templates.pop(key)
+            del self._spec_of[number]
+            self._known.pop(number, None)
 
     def free_dead(self, view: View) -> None:
         """Add a record that frees the values whose tensors are gone; the caller holds the lock."""
@@ -238,6 +261,8 @@ class TensorEngine:
     def _send(self, *, waits: bool = True) -> None:
         view, sites, data = self.view, self.sites, array("q", self.ints).tobytes()
         assert view is not None
+        if self.recorder is not None:
+            self.recorder.add(view, self.ints, self._objects, sites)
         frame = Sequenced(self._base, sites)
         arguments = self._base, self._specs, self._objects, data, view.mesh
         self._base += len(sites)

@@ -22,6 +22,7 @@ __all__ = [
     "GET_GRAD",
     "LEND",
     "NO_GRAD",
+    "OPTIMIZER_STEP",
     "PUT",
     "REQUIRE_GRAD",
     "SET_DATA",
@@ -34,6 +35,8 @@ __all__ = [
     "MeshSpec",
     "ModulePlan",
     "OpSpec",
+    "OptimizerSpec",
+    "ProgramSpec",
     "Ref",
     "TransferSpec",
     "bits_of",
@@ -62,6 +65,8 @@ CALL = 9
 """``CALL, object, first result, count, argument...``; the object is a `CallRequest`."""
 LEND = 10
 """``LEND, value, token``; a copy for an actor. Tokens are numbers like those of results: they grow."""
+OPTIMIZER_STEP = 14
+"""``OPTIMIZER_STEP, optimizer``; in programs only."""
 FIRST_TEMPLATE = 16
 
 DTYPES = (
@@ -184,6 +189,50 @@ class MeshSpec(NamedTuple):
     seed: int
 
 
+class OptimizerSpec(NamedTuple):
+    """An optimizer of torch, whose steps a program takes on the ranks.
+
+    Attributes:
+        name: of its class in `torch.optim`.
+        groups: for each group the numbers of its parameters, and its options.
+        floats: for each float that a record of the program carries for it: group, option, and place in a tuple or -1.
+        state: for each parameter, in this order, its state by name: a `Ref`, or a tensor or number of the program.
+    """
+
+    name: str
+    groups: tuple[tuple[tuple[int, ...], dict[str, Any]], ...]
+    floats: tuple[tuple[int, str, int], ...]
+    state: tuple[dict[str, Any], ...]
+
+
+class ProgramSpec(NamedTuple):
+    """A captured sequence of records: ``template, number of the first own value, formal..., float...``.
+
+    A record of it with 0 in place of the number forgets it.
+
+    Attributes:
+        ints: the records.
+        own: positions in *ints* of numbers of values that the program makes, which are counted from 0 there.
+        formals: positions of its arguments, and the place of each.
+        num_formals: number of arguments.
+        num_floats: number of floats for optimizers.
+        num_values: number of values that it makes.
+        num_ops: number of sequence numbers that its records take.
+        objects: what its records refer to.
+        optimizers: those that take steps.
+    """
+
+    ints: bytes
+    own: tuple[int, ...]
+    formals: tuple[tuple[int, int], ...]
+    num_formals: int
+    num_floats: int
+    num_values: int
+    num_ops: int
+    objects: tuple[Any, ...]
+    optimizers: tuple[OptimizerSpec, ...]
+
+
 class ModulePlan(NamedTuple):
     """How a module that lives on the ranks is parallel.
 
@@ -202,7 +251,11 @@ class ModulePlan(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """Stands for a value among the arguments of a `CallRequest`."""
+    """Stands for a value among the arguments of a `CallRequest`.
+
+    Attributes:
+        number: of the value; in a program -1 - *place* for the record's argument at *place*.
+    """
 
     number: int
 

@@ -19,12 +19,14 @@ from monarch_hpc.tensor.stream.records import (
     CoordinateSpec,
     MeshSpec,
     OpSpec,
+    ProgramSpec,
     TransferSpec,
 )
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.local import add_worker
+from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
 from monarch_hpc.tensor.worker.template import Template
 from monarch_hpc.tensor.worker.values import Dependent, Failure
@@ -69,7 +71,7 @@ class TensorWorker(Actor):
         places = {rank: place for place, rank in enumerate(settings.ranks)}
         self._rank = settings.ranks[place]
         self._groups = Groups(self._rank, settings.addresses, control, places, settings.collective_s)
-        self._execution = Execution(self._rank, self._groups, self._lend)
+        self._execution = Execution(self._rank, self._groups, self._lend, self._run)
         self._templates = self._execution.templates
         self._values = self._execution.values
         self._shardings: dict[int, Any] = {}
@@ -94,7 +96,7 @@ class TensorWorker(Actor):
             base: sequence number of the first operation.
             specs: templates that the frame uses first, with their numbers.
             objects: what records refer to by number.
-            data: the records.
+            data: the records. The program makes no malformed ones: they end the frame, and so the mesh.
             mesh: number of the `MeshSpec` whose sharded tensors the frame is about; 0 if it is about values that
                 each rank has of its own.
         """
@@ -105,9 +107,11 @@ class TensorWorker(Actor):
         if mesh:
             sharding = self._sharding_of(mesh)
             self._execution.sharding = sharding
-            with sharding.entered():
-                self._run(base, record, objects)
-            self._execution.sharding = None
+            try:
+                with sharding.entered():
+                    self._run(base, record, objects)
+            finally:
+                self._execution.sharding = None
         else:
             self._run(base, record, objects)
         return self._failures
@@ -128,12 +132,14 @@ class TensorWorker(Actor):
             match spec:
                 case OpSpec():
                     self._templates[number] = Template(spec)
+                case ProgramSpec():
+                    self._templates[number] = ReplayedProgram(spec)
                 case CollectiveSpec() | CoordinateSpec() | MeshSpec() | TransferSpec():
                     self._templates[number] = spec
         except Exception as error:  # noqa: BLE001 this torch has no such function, or user code cannot be loaded
             self._templates[number] = error
 
-    def _run(self, seq: int, a: list[int], objects: list[Any]) -> None:
+    def _run(self, seq: int, a: list[int], objects: Sequence[Any]) -> None:
         values, templates, execution = self._values, self._templates, self._execution
         i, end = 0, len(a)
         grad = torch.is_grad_enabled()
@@ -155,6 +161,8 @@ class TensorWorker(Actor):
                 seq += 1
                 continue
             step = execution.begin(a, i, seq, objects)
+            if step.size < 2 or i + step.size > end:
+                raise ValueError(f"record {number} at {i} of {end} integers is malformed")
             try:
                 step.run()
             except BaseException as error:  # noqa: BLE001 user code, and torch's errors of any class

@@ -21,6 +21,7 @@ from monarch_hpc.tensor.stream.records import (
     TransferSpec,
 )
 from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 from monarch_hpc.wire.serializer import loads
 
@@ -64,13 +65,20 @@ class Execution:
         rank: rank in the mesh of procs.
         groups: the process groups of this rank.
         lend: takes a token and a copy of a value, for an actor of this proc.
+        run: executes records: the first one's sequence number, integers, and objects.
 
     Attributes:
         described: structures of results of calls, by number of the first result, until they are read.
         sharding: how operators run in the frame that is executed; None where each rank has values of its own.
     """
 
-    def __init__(self, rank: int, groups: Groups, lend: Callable[[int, Any], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        groups: Groups,
+        lend: Callable[[int, Any], None],
+        run: Callable[[int, list[int], Sequence[Any]], None],
+    ) -> None:
         self.values = Values()
         self.templates: dict[int, Any] = {}
         self.described: dict[int, Any] = {}
@@ -78,9 +86,11 @@ class Execution:
         self._rank = rank
         self._groups = groups
         self._lend = lend
+        self._run = run
+        self._program: ReplayedProgram | None = None
         self._kept: dict[int, tuple[torch.Tensor, int]] = {}  # copies within this rank, by tag
 
-    def begin(self, a: list[int], i: int, seq: int, objects: list[Any]) -> RecordStep:
+    def begin(self, a: list[int], i: int, seq: int, objects: Sequence[Any]) -> RecordStep:
         """Read the record at *i*."""
         values = self.values
         match a[i]:
@@ -116,6 +126,10 @@ class Execution:
                 written: list[int] = []
                 run = partial(self._call, request, first, refs, written)
                 return RecordStep(request.name, 4 + len(refs), run, results, written)
+            case records.OPTIMIZER_STEP if self._program is not None:
+                optimizer = self._program.optimizers[a[i + 1]]
+                run = partial(optimizer.step, values, self._program.floats, self.sharding)
+                return RecordStep("Optimizer.step", 2, run, written=optimizer.written)
             case number:
                 return self._begin_spec(self.templates[number], a, i, seq)
 
@@ -134,10 +148,25 @@ class Execution:
                 shape = (records.DTYPES[a[i + 4]], tuple(a[i + 6 : i + size]))
                 run = partial(self._transfer, spec, a[i + 1], a[i + 2], a[i + 3], shape, seq)
                 return RecordStep("to_mesh", size, run, (a[i + 2],) if a[i + 2] else ())
+            case ReplayedProgram():
+                size = 2 + spec.num_formals + spec.num_floats
+                if not a[i + 1]:
+                    return RecordStep("forget", size, partial(self.templates.pop, a[i]))
+                run = partial(self._replay, spec, a[i + 1], a[i + 2 : i + size], seq)
+                results = range(a[i + 1], a[i + 1] + spec.num_values)
+                return RecordStep("captured step", size, run, results, num=spec.num_ops)
             case Exception():
                 raise RuntimeError("a record of an operation that could not be loaded") from spec
             case _:
                 raise RuntimeError(f"record {a[i]} is unknown")
+
+    def _replay(self, program: ReplayedProgram, first: int, given: list[int], seq: int) -> None:
+        """Execute the records of a captured step."""
+        self._program = program
+        try:
+            self._run(seq, program.begin(first, given), program.objects)
+        finally:
+            self._program = None
 
     # ---- gradients ----
 
@@ -217,16 +246,16 @@ class Execution:
         tensors = {number: value for number in refs if isinstance(value := self.values[number], torch.Tensor)}
         versions = {number: tensor._version for number, tensor in tensors.items()}
         try:
-            self._call_function(request, first)
+            self._call_function(request, first, refs)
         except BaseException:
             written += [number for number, tensor in tensors.items() if tensor._version != versions[number]]
             raise
 
-    def _call_function(self, request: CallRequest, first: int) -> None:
+    def _call_function(self, request: CallRequest, first: int, refs: list[int]) -> None:
         values = self.values
         loaded: Any = loads(request.packed, request.buffers)
         function = _imported(loaded[0]) if isinstance(loaded[0], str) else loaded[0]
-        args, kwargs = _with_values(loaded[1:], values)
+        args, kwargs = _with_values(loaded[1:], values, refs)
         torch._C._set_grad_enabled(request.grad)
         result = function(*args, **kwargs)
         if request.num_outs == -2:
@@ -309,10 +338,13 @@ def _imported(name: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def _with_values(tree: Any, values: Values) -> Any:
-    return tree_map(
-        lambda leaf: values[leaf.number] if isinstance(leaf, Ref) else leaf, tree, is_leaf=lambda x: isinstance(x, Ref)
-    )
+def _with_values(tree: Any, values: Values, refs: list[int]) -> Any:
+    def value_of(leaf: Any) -> Any:
+        if not isinstance(leaf, Ref):
+            return leaf
+        return values[leaf.number if leaf.number >= 0 else refs[-1 - leaf.number]]
+
+    return tree_map(value_of, tree, is_leaf=lambda x: isinstance(x, Ref))
 
 
 def _describe(tensor: torch.Tensor) -> tuple[str, Any]:

@@ -1,0 +1,161 @@
+"""Captured steps on one rank: their records with the numbers of each replay, and the optimizers that step in them."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import torch
+
+from monarch_hpc.tensor.stream.records import OptimizerSpec, ProgramSpec, Ref, float_of
+from monarch_hpc.tensor.worker.values import Dependent, Values
+
+__all__ = ["ReplayedProgram", "SteppedOptimizer"]
+
+
+class ReplayedProgram:
+    """A captured step.
+
+    Attributes:
+        floats: the floats for optimizers of the replay under way.
+        objects: what its records refer to.
+        optimizers: those that take steps.
+    """
+
+    def __init__(self, spec: ProgramSpec) -> None:
+        self._ints = array("q", spec.ints).tolist()
+        self._own = spec.own
+        self._formals = spec.formals
+        self.num_formals = spec.num_formals
+        self.num_floats = spec.num_floats
+        self.num_values = spec.num_values
+        self.num_ops = spec.num_ops
+        self.objects = spec.objects
+        self.floats: list[float] = []
+        self.optimizers: list[SteppedOptimizer] = []
+        begin = 0
+        for one in spec.optimizers:
+            self.optimizers.append(SteppedOptimizer(one, begin))
+            begin += len(one.floats)
+
+    def begin(self, first: int, given: list[int]) -> list[int]:
+        """The records of a replay.
+
+        Args:
+            first: number of the first value that it makes.
+            given: numbers of its arguments, then the bits of floats.
+        """
+        self.floats = [float_of(bits) for bits in given[self.num_formals :]]
+        ints = self._ints.copy()
+        for place in self._own:
+            ints[place] += first
+        for place, formal in self._formals:
+            ints[place] = given[formal]
+        return ints
+
+
+class SteppedOptimizer:
+    """An optimizer of torch over values of this rank; made at its first step.
+
+    Args:
+        spec: the optimizer.
+        begin: place of its first float among those of a replay.
+
+    Attributes:
+        written: numbers of the values that a step writes to.
+    """
+
+    def __init__(self, spec: OptimizerSpec, begin: int) -> None:
+        self._spec = spec
+        self._begin = begin
+        self._optimizer: Any = None
+        self._is_local = False
+        self._locals: list[Any] = []
+        self._parameters = [number for numbers, _ in spec.groups for number in numbers]
+        self._state = [
+            (place, name, entry.number)
+            for place, state in enumerate(spec.state)
+            for name, entry in state.items()
+            if isinstance(entry, Ref)
+        ]
+        self.written = (*self._parameters, *(number for _, _, number in self._state))
+
+    def step(self, values: Values, floats: list[float], sharding: Any) -> None:
+        """Take a step.
+
+        Args:
+            values: of this rank.
+            floats: those of the replay.
+            sharding: how operators run; None where each rank has values of its own.
+        """
+        values.check(self.written)
+        for number in self._parameters:
+            if number in values.grads:
+                raise Dependent(values.grads[number].root)
+        if self._optimizer is None:
+            self._optimizer = self._made(values)
+        groups = self._optimizer.param_groups
+        for at, (group, option, place) in enumerate(self._spec.floats, self._begin):
+            value = floats[at]
+            if place < 0:
+                groups[group][option] = value
+            else:
+                given = groups[group][option]
+                groups[group][option] = (*given[:place], value, *given[place + 1 :])
+        parameters = [values[number] for number in self._parameters]
+        if sharding is not None:
+            for number, parameter, local in zip(self._parameters, parameters, self._locals, strict=True):
+                grad = sharding.grad_of(number, values)
+                if local is not parameter:
+                    local.grad = None if grad is None else local_of(grad)
+                elif parameter.grad is not grad:
+                    raise RuntimeError("parameters of a module on the ranks step with a RemoteOptimizer")
+        self._optimizer.step()
+        for place, name, number in self._state:
+            if self._optimizer.state[self._locals[place]].get(name) is not self._local(values[number]):
+                raise RuntimeError(f"{self._spec.name} has replaced its {name!r}, which a captured step cannot follow")
+        if self._is_local:
+            for parameter, local in zip(parameters, self._locals, strict=True):
+                local.grad = None
+                torch.autograd.graph.increment_version(parameter)  # DTensors do not see what their shards go through
+
+    def _local(self, value: Any) -> Any:
+        return local_of(value) if self._is_local else value
+
+    def _made(self, values: Values) -> Any:
+        parameters = [values[number] for number in self._parameters]
+        # Elementwise, so that steps on shards give the shards of a step.
+        self._is_local = all(
+            is_placed_alike(parameters[place], values[number]) for place, _, number in self._state
+        ) and all(is_placed_alike(parameter, parameter) for parameter in parameters)
+        cls: Any = getattr(torch.optim, self._spec.name)
+        groups = [
+            {**options, "params": [self._local(values[number]) for number in numbers]}
+            for numbers, options in self._spec.groups
+        ]
+        optimizer = cls(groups)
+        for number, state in zip(self._parameters, self._spec.state, strict=True):
+            if state:
+                optimizer.state[self._local(values[number])] = {
+                    name: self._local(values[entry.number])
+                    if isinstance(entry, Ref)
+                    else entry.clone()
+                    if isinstance(entry, torch.Tensor)
+                    else entry
+                    for name, entry in state.items()
+                }
+        self._locals = [self._local(parameter) for parameter in parameters]
+        return optimizer
+
+
+def is_placed_alike(one: Any, other: Any) -> bool:
+    """Whether two sharded tensors are split in the same way, into parts and not into summands."""
+    placements = getattr(one, "placements", None)
+    if placements is None or any(placement.is_partial() for placement in placements):
+        return False
+    return bool(placements == getattr(other, "placements", None) and one.shape == other.shape)
+
+
+def local_of(tensor: Any) -> Any:
+    """This rank's shard of a sharded tensor, as it lies here."""
+    return tensor._local_tensor

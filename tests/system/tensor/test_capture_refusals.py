@@ -1,0 +1,165 @@
+"""Captured steps that cannot be replayed, or fail: they run as written and say why, or name the line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from monarch_hpc import Actor, ProcMesh, endpoint
+from monarch_hpc.distributed import Mesh, distribute
+from monarch_hpc.exceptions import RemoteOpError
+from monarch_hpc.tensor import inspect
+
+
+@pytest.fixture(scope="module")
+def mesh(procs: ProcMesh) -> Mesh:
+    """The procs as a mesh for sharded tensors."""
+    return Mesh(procs=procs)
+
+
+class Keeper(Actor):
+    @endpoint
+    def keep(self, x: torch.Tensor) -> None:
+        """Take a tensor."""
+
+
+def test_what_cannot_be_replayed_runs_as_written_and_says_why(procs: ProcMesh) -> None:
+    keepers = procs.spawn("keeper", Keeper)
+    kept: list[Any] = []
+    local = torch.ones(3)
+
+    class Counter:
+        number = 0
+
+    counter = Counter()
+    counter.number = 0
+
+    def keeps(x: Any) -> Any:
+        kept.append(x * 2)
+        return x + 1
+
+    def counts(x: Any) -> Any:
+        counter.number += 1
+        return x + 1
+
+    def computes(x: Any) -> Any:
+        return x + local * 2
+
+    def calls(x: Any) -> Any:
+        keepers.keep.broadcast(x)
+        return x + 1
+
+    def varies(x: Any) -> Any:
+        return x + len(kept)
+
+    def moves(x: Any) -> Any:
+        return x.to_mesh(procs) + 1
+
+    def returns(x: Any) -> Any:
+        return x + 1, object()
+
+    reasons = {
+        keeps: "keeps a mesh tensor",
+        counts: "changes 'number'",
+        computes: "pass it as an argument",
+        calls: "an actor is called",
+        moves: "to_mesh",
+        returns: "returns a value of type object",
+    }
+    with procs.activate():
+        x = torch.ones(3)
+        for function, reason in reasons.items():
+            step = procs.capture(function)
+            for _ in range(4):
+                result = step(x)
+            assert (step.num_replays, reason in step.reason) == (0, True), (function, step.reason)
+            value = inspect(result[0] if function is returns else result)
+            assert value.tolist() == [3.0 if function is computes else 2.0] * 3
+        kept.clear()
+        step = procs.capture(varies)
+        for number in range(4):
+            assert inspect(step(x)).tolist() == [1.0 + number] * 3
+            kept.append(0)
+        assert step.num_replays == 0 and "two calls differ" in step.reason and "varies" in step.reason
+        parameter: Any = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([parameter], lr=0.5)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        @procs.capture
+        def scheduled() -> None:
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.step()
+            schedule.step()
+
+        for _ in range(4):
+            scheduled()
+        assert inspect(parameter).tolist() == [1 - 0.5 - 0.25 - 0.125 - 0.0625] * 3
+        assert (scheduled.num_replays, "changes 'lr'" in scheduled.reason) == (0, True), scheduled.reason
+
+
+def test_a_value_cannot_be_read_in_a_captured_step(procs: ProcMesh, mesh: Mesh) -> None:
+    with procs.activate():
+        x: Any = torch.ones(3)
+
+        @procs.capture
+        def reads(batch: Any) -> Any:
+            return batch if inspect(batch).sum() > 0 else -batch
+
+        with pytest.raises(TypeError, match=r"torch\.where"):
+            reads(x)
+        assert inspect(x + 1).tolist() == [2.0] * 3
+
+    @mesh.capture
+    def branches(batch: Any) -> Any:
+        return batch if batch.sum() > 0 else -batch
+
+    dt: Any = distribute(torch.ones(4), mesh, ["dp"])
+    with pytest.raises(TypeError, match=r"torch\.where"):
+        branches(dt)
+    with pytest.raises(ValueError, match="sharded"):
+        branches(x)
+    assert torch.equal((dt + 1).full_tensor(), torch.full((4,), 2.0))
+
+
+def test_a_failure_in_a_replay_names_the_line_and_spoils_what_depends_on_it(procs: ProcMesh) -> None:
+    with procs.activate():
+        table = torch.arange(4.0)
+
+        @procs.capture
+        def step(index: Any, x: Any) -> Any:
+            return table.index_select(0, index), x + 1  # the line
+
+        x = torch.ones(2)
+        for _ in range(4):
+            step(torch.tensor([1, 2]), x)
+        bad, good = step(torch.tensor([1, 9]), x)
+        assert step.num_replays == 3
+        assert inspect(good).tolist() == [2.0] * 2
+        with pytest.raises(RemoteOpError, match="the line") as caught:
+            inspect(bad + 1)
+        assert "test_capture_refusals.py" in str(caught.value)
+        again, _ = step(torch.tensor([3, 0]), x)
+        assert inspect(again).tolist() == [3.0, 0.0]
+
+
+def test_verify_finds_what_guards_do_not_see(procs: ProcMesh) -> None:
+    hidden = iter([1, 1, 1, 2])
+
+    with procs.activate():
+        x = torch.ones(3)
+
+        def written(batch: Any) -> Any:
+            return batch * next(hidden)
+
+        step = procs.capture(written, verify=True)
+
+        for _ in range(3):
+            step(x)
+        with pytest.raises(RuntimeError, match="would be wrong"):
+            step(x)
