@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.children.sweep import cookies, find, kill_matching, kill_runs, orphans
@@ -13,6 +14,7 @@ from monarch_hpc.agent.output.proc_output import Outlet
 from monarch_hpc.agent.proc_settings import ProcSettings
 from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc_table import ProcTable
+from monarch_hpc.agent.procs.scribe import Scribe
 from monarch_hpc.agent.procs.spawner import ProcSpawner
 from monarch_hpc.agent.procs.zygote_pool import MAX_PROCS_PER_ORDER, ZygotePool
 from monarch_hpc.agent.programs.table import Programs
@@ -31,7 +33,9 @@ from monarch_hpc.wire.control.questions import Ask, Portion
 from monarch_hpc.wire.control.runs import CloseRun, RunClosed
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.tables.answer import answer
+from monarch_hpc.wire.tables.keeping import KEEPING
 from monarch_hpc.wire.tables.profiles import PROFILES
+from monarch_hpc.wire.tables.samples import SAMPLES
 from monarch_hpc.wire.tables.stacks import STACKS
 
 __all__ = ["Agent"]
@@ -79,7 +83,8 @@ class Agent:
         self._clock = ClockComparison(
             settings.name, telemetry.clock_exchanges, telemetry.clock_interval_s, send, engine.call_later
         )
-        self._procs = ProcTable(engine, settings, steps, reaper, send, self._settle, self._clock)
+        self._scribe = Scribe(engine, settings, reaper, self._clock)
+        self._procs = ProcTable(engine, settings, steps, reaper, send, self._settle, self._clock, self._scribe)
         self._spawner = ProcSpawner(engine, settings, zygotes, steps, outlet, send, self._procs)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
@@ -161,6 +166,8 @@ class Agent:
             elif question.table == PROFILES.name:
                 where = question.where
                 self._procs.profiles(question, lambda rows: reply(Portion(source, PROFILES.render(rows, where))))
+            elif question.table in SAMPLES or question.table == KEEPING.name:
+                self._scribe.ask(question, max_bytes, reply)
             else:
                 reply(answer(question, source, self._procs.sources, max_bytes))
         except Exception:  # noqa: BLE001 a callback's edge: the hosts behind this one are to be asked all the same
@@ -181,11 +188,14 @@ class Agent:
             done(0)
             return
         self._procs.ending = why
+        # What procs do at the moment is part of what they have recorded.
+        self._scribe.ship(partial(self._stop_everything, grace_s), with_open=True)
+
+    def _stop_everything(self, grace_s: float) -> None:
         for proc in self._procs:
             self._procs.stop(proc, grace_s)
         self._programs.leave(grace_s)
-        deadline = Deadline(grace_s + _SWEEP_S, self._engine.clock)
-        self._clear_host(deadline)
+        self._await_procs(Deadline(grace_s + _SWEEP_S, self._engine.clock))
 
     def resume_output(self) -> None:
         """Resume reading the procs' output after the log writer has caught up."""
@@ -271,14 +281,18 @@ class Agent:
                 os.kill(pid, signal.SIGKILL)
         return len(found)
 
+    def _await_procs(self, deadline: Deadline) -> None:
+        if (self._procs or not self._programs.drained) and not deadline.passed():
+            self._engine.call_later(_SWEEP_RETRY_S, lambda: self._await_procs(deadline))
+        else:
+            self._scribe.ship(partial(self._clear_host, deadline), with_open=False)
+
     def _clear_host(self, deadline: Deadline) -> None:
         assert self._leaving is not None
-        if (self._procs or not self._programs.drained) and not deadline.passed():
-            self._engine.call_later(_SWEEP_RETRY_S, lambda: self._clear_host(deadline))
-            return
         self._programs.close()
         self._zygotes.close()
         self._steps.close()
+        self._scribe.close()
         self._procs.close()
         entries = cookies(self._settings.allocation, self._settings.rank)
         num_found = kill_matching(entries) + self._kill_orphans()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Self
 
 from monarch_hpc.agent.agent_args import AgentArgs
@@ -35,6 +37,9 @@ class ProcSettings:
         segments: folder for shared memory; may be empty.
         forwarders: addresses of the head's agent; filled in when known.
         slurm: Slurm's identifiers of the agent.
+        environment: the agent's, for its helper.
+        directory: the allocation's directory.
+        owns_job: see `AgentArgs.owns_job`.
     """
 
     allocation: str
@@ -56,6 +61,9 @@ class ProcSettings:
     rdma: RdmaConfig
     slurm: SlurmIds
     logs: LogsConfig
+    environment: Mapping[str, str]
+    directory: Path
+    owns_job: bool
 
     @classmethod
     def of(
@@ -89,4 +97,7 @@ class ProcSettings:
             rdma=config.rdma,
             slurm=SlurmIds.of(args.environment),
             logs=config.logs,
+            environment=args.environment,
+            directory=args.directory,
+            owns_job=args.owns_job,
         )

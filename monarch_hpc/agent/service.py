@@ -27,7 +27,6 @@ from monarch_hpc.agent.programs.program import settings_of
 from monarch_hpc.agent.programs.table import Programs, Request
 from monarch_hpc.agent.ready_report import make_entry
 from monarch_hpc.agent.rejoin import REJOIN
-from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
@@ -45,6 +44,7 @@ from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.machine import cgroup
 from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine

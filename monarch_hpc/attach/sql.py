@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from monarch_hpc.attach.attach import query_portions
-from monarch_hpc.attach.sql_engine import ERROR, SQL_TABLES, write_message
+from monarch_hpc.attach.sql_engine import ERROR, SQL_TABLES, UNREADABLE, write_message
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.telemetry.kept.parts import KEPT
 
-__all__ = ["Collected", "QueryResult", "SqlEngine", "collect", "open_engine", "query_allocations"]
+__all__ = ["Collected", "QueryResult", "SqlEngine", "collect", "having_kept", "open_engine", "query_allocations"]
 
 _START_S = 60.0
 """Time that an engine may take to start: half a second on an idle machine, and long where it is loaded from afar."""
@@ -44,7 +45,7 @@ class Collected:
 
 
 class QueryResult:
-    """The answer to a question in SQL.
+    """The answer to a question in SQL, about the records of live processes, and about those that are in files.
 
     Args:
         table: the answer, a `pyarrow.Table`.
@@ -53,10 +54,12 @@ class QueryResult:
     Attributes:
         missing_hosts: hosts and programs whose rows are not there, in words: without them the answer is incomplete.
         cut: hosts and programs of whose records only the latest are there.
+        unreadable: files of kept records that cannot be read.
     """
 
     def __init__(self, table: Any, collected: Collected) -> None:
         self._table = table
+        self.unreadable: list[str] = json.loads((table.schema.metadata or {}).get(UNREADABLE, b"[]"))
         self.missing_hosts = [*collected.missing, *collected.left_out]
         self.cut = collected.cut
 
@@ -80,9 +83,9 @@ class QueryResult:
 
 
 def query_allocations(
-    directories: Iterable[Path], sql: str, timeout_s: float, since_s: float | None = None
+    directories: Sequence[Path], sql: str, timeout_s: float, since_s: float | None = None
 ) -> QueryResult:
-    """Ask all processes of allocations, and answer a question in SQL.
+    """Ask all processes of allocations, and answer a question in SQL; what they have kept in files is part of it.
 
     Args:
         timeout_s: limit on the time that hosts have to answer; and then on that of the query itself.
@@ -94,7 +97,12 @@ def query_allocations(
     """
     with open_engine(sql) as engine:
         collected = collect(directories, engine.tables, timeout_s, since_s)
-        return QueryResult(engine.run(collected.rows, timeout_s), collected)
+        return QueryResult(engine.run(collected.rows, timeout_s, having_kept(directories), since_s), collected)
+
+
+def having_kept(directories: Iterable[Path]) -> list[Path]:
+    """Those of some allocations' directories in which records are kept."""
+    return [directory for directory in directories if (directory / KEPT).is_dir()]
 
 
 def collect(
@@ -134,11 +142,19 @@ class SqlEngine:
             write_message(self._input, sql.encode(errors="replace"))
         self.tables: list[str] = json.loads(self._read(_START_S, "was not taken"))
 
-    def run(self, rows: Mapping[str, list[object]], timeout_s: float) -> Any:
+    def run(
+        self,
+        rows: Mapping[str, list[object]],
+        timeout_s: float,
+        kept: Iterable[Path] = (),
+        since_s: float | None = None,
+    ) -> Any:
         """Return the answer as a `pyarrow.Table`.
 
         Args:
             rows: by table; others are empty.
+            kept: directories of allocations whose kept rows are joined to them.
+            since_s: only kept rows of the last so many seconds are of interest.
 
         Raises:
             QueryError: as for `query_allocations`.
@@ -146,7 +162,9 @@ class SqlEngine:
         import pyarrow
 
         with contextlib.suppress(BrokenPipeError):
-            write_message(self._input, json.dumps(rows).encode())
+            least_s = None if since_s is None else time.time() - since_s
+            tables = {"rows": rows, "kept": [str(directory) for directory in kept], "since_s": least_s}
+            write_message(self._input, json.dumps(tables).encode())
         return pyarrow.ipc.open_stream(self._read(timeout_s, "is not answered")[1:]).read_all()
 
     def _read(self, timeout_s: float, late: str) -> bytes:

@@ -1,7 +1,7 @@
 """Runs one question in SQL in a process of its own, because it may run for ever, or out of memory.
 
 The door to DataFusion. Messages on stdin and stdout begin with their length, see `write_message`: the question; the
-tables that it names, or an error; their rows; the answer in Arrow's format, or an error.
+tables that it names, or an error; `EngineTables`; the answer in Arrow's format, or an error.
 """
 
 from __future__ import annotations
@@ -12,12 +12,25 @@ import os
 import re
 import resource
 from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
 from typing import Any
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["ERROR", "MAX_MEMORY_BYTES", "SQL_TABLES", "check", "explain", "main", "write_message"]
+__all__ = [
+    "ERROR",
+    "MAX_MEMORY_BYTES",
+    "SQL_TABLES",
+    "UNREADABLE",
+    "EngineTables",
+    "check",
+    "explain",
+    "main",
+    "write_message",
+]
 
 _SCALARS = (bool, int, float, str)
 
@@ -35,9 +48,30 @@ _QUERY_BYTES = 1 << 30
 MAX_MEMORY_BYTES = 8 << 30
 """Limit on the address space of this process, for what the engine does not count; a library reserves some of it."""
 
+UNREADABLE = b"unreadable"
+"""Key in the metadata of an answer: files of kept rows that cannot be read, as JSON."""
+
+_KEYS = ("run", "mesh", "rank", "host", "pid", "record")
+"""Columns that tell a row of a process from others."""
+
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MISSING_TABLE = re.compile(r"table '(?:datafusion\.public\.)?([^']*)' not found")
 _MISSING_COLUMN = re.compile(r"No field named \"?(?:\w+\.)?(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTables:
+    """The rows that a question is about.
+
+    Args:
+        rows: rows of live processes by table, each a list of the values of its columns.
+        kept: directories of allocations whose kept rows are joined to them.
+        since_s: Unix time of the oldest kept row of the past that is of interest; None for all.
+    """
+
+    rows: Mapping[str, list[Any]] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    since_s: float | None = None
 
 
 def write_message(descriptor: int, body: bytes) -> None:
@@ -67,47 +101,86 @@ def main() -> None:
     sql = _read_message().decode()
     try:
         write_message(1, json.dumps(check(sql)).encode())
-        rows = json.loads(_read_message())
-        write_message(1, _pack(_plan(sql, rows).to_arrow_table()))
+        tables = EngineTables(**json.loads(_read_message()))
+        unreadable: list[str] = []
+        answer = _plan(sql, tables, unreadable).to_arrow_table()
+        write_message(1, _pack(answer.replace_schema_metadata({UNREADABLE: json.dumps(unreadable)})))
     except Exception as error:  # noqa: BLE001 the engine's errors have no class of their own
         write_message(1, ERROR + explain(error, sql).encode(errors="replace"))
 
 
 def check(sql: str) -> list[str]:
     """Return the tables that a question may be about. Any exception says that it is wrong, see `explain`."""
-    _plan(sql, {})
+    _plan(sql, EngineTables(), [])
+    return _tables_of(sql)
+
+
+def _tables_of(sql: str) -> list[str]:
     words = {word.lower() for word in _NAMES.findall(sql)}
     return [name for name in SQL_TABLES if name in words]
 
 
-def _plan(sql: str, rows: Mapping[str, list[list[Any]]]) -> Any:
+def _plan(sql: str, tables: EngineTables, unreadable: list[str]) -> Any:
     import datafusion
+
+    from monarch_hpc.telemetry.kept.arrow import table_of_rows
 
     limits = datafusion.RuntimeEnvBuilder().with_greedy_memory_pool(_QUERY_BYTES).with_disk_manager_disabled()
     context = datafusion.SessionContext(datafusion.SessionConfig().with_target_partitions(1), limits)
+    asked = _tables_of(sql) if tables.kept else []
+    kept = _read_kept(context, tables, asked, unreadable) if tables.kept else {}
     for name, table in SQL_TABLES.items():
-        context.register_record_batches(name, [[_batch(table, rows.get(name, []))]])
+        live = table_of_rows(table, tables.rows.get(name, []))
+        if kept.get(name):
+            context.register_view(name, _join(context, table, live, kept[name]))
+        else:
+            context.register_record_batches(name, [live.to_batches(max_chunksize=max(len(live), 1)) or [_empty(live)]])
     # Nothing but questions: no CREATE, COPY, INSERT, SET; and it has no functions that read files.
     options = datafusion.SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
     return context.sql_with_options(sql, options)
 
 
-def _batch(table: Table[Any], rows: list[list[Any]]) -> Any:
+def _empty(table: Any) -> Any:
     import pyarrow
 
-    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(table.columns)
-    arrays = []
-    for column, values in zip(table.columns, columns, strict=True):
-        if column.name == "t":
-            moments = pyarrow.array([int(value * 1e6) for value in values], pyarrow.int64())
-            arrays.append(moments.cast(pyarrow.timestamp("us", tz="UTC")))
-        elif column.kind is str:
-            # Programs may give names that are not valid Unicode.
-            arrays.append(pyarrow.array([value.encode(errors="replace").decode() for value in values], types[str]))
-        else:
-            arrays.append(pyarrow.array(values, types[column.kind]))
-    return pyarrow.RecordBatch.from_arrays(arrays, names=[column.name for column in table.columns])
+    return pyarrow.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _read_kept(context: Any, tables: EngineTables, names: list[str], unreadable: list[str]) -> dict[str, list[Any]]:
+    """The kept rows of some tables, each as frames of the engine."""
+    from datafusion import col, lit
+
+    from monarch_hpc.telemetry.kept.arrow import least_time
+    from monarch_hpc.telemetry.kept.reading import find_kept
+
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for directory in tables.kept:
+        kept = find_kept(Path(directory))
+        unreadable += map(str, kept.unreadable)
+        for name, parts in kept.rows(names).items():
+            found[name] += [context.from_arrow(part) for part in parts]
+            found[name] += [context.read_parquet(str(path)) for path in kept.files.get(name, {})]
+    if tables.since_s is not None:
+        least = lit(least_time(tables.since_s))
+        for name in names:
+            if SQL_TABLES[name].history:
+                found[name] = [frame.filter(col("t") >= least) for frame in found[name]]
+    return found
+
+
+def _join(context: Any, table: Table[Any], live: Any, kept: list[Any]) -> Any:
+    """The live rows of a table, and those kept rows that are not among them."""
+    columns = [column.name for column in table.columns]
+    every = kept[0].select(*columns)
+    for frame in kept[1:]:
+        every = every.union(frame.select(*columns))
+    keys = [name for name in _KEYS if name in columns]
+    if "record" not in keys and "state" not in keys:
+        return every.union(context.from_arrow(live)).distinct() if len(live) else every.distinct()
+    if not len(live):
+        return every
+    own = context.from_arrow(live)
+    return every.join(own.select(*keys), on=keys, how="anti").select(*columns).union(own)
 
 
 def _pack(table: Any) -> bytes:

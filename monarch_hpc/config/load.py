@@ -259,6 +259,10 @@ def _check(loaded: Loaded) -> None:
         (ucx.keepalive_s > 0, "ucx.keepalive_s", ucx.keepalive_s, "must be more than 0"),
         (telemetry.clock_exchanges > 0, "telemetry.clock_exchanges", telemetry.clock_exchanges, "must be more than 0"),
         (telemetry.clock_interval_s > 0, "telemetry.clock_interval_s", telemetry.clock_interval_s, "must be above 0"),
+        (telemetry.sample_s > 0, "telemetry.sample_s", telemetry.sample_s, "must be more than 0"),
+        (telemetry.ship_s > 0, "telemetry.ship_s", telemetry.ship_s, "must be more than 0"),
+        (telemetry.compact_s > 0, "telemetry.compact_s", telemetry.compact_s, "must be more than 0"),
+        (telemetry.keep_per_s > 0, "telemetry.keep_per_s", telemetry.keep_per_s, "must be more than 0"),
         (keep_dead >= 0, "telemetry.keep_dead", keep_dead, "must not be below 0"),
         (
             0 < max_answer_bytes <= _MAX_ANSWER_BYTES,

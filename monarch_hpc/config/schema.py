@@ -193,11 +193,17 @@ class RdmaConfig:
 
 @dataclass(frozen=True)
 class RecordingConfig:
-    """Retention of the records of procs, and answers to questions about them."""
+    """Records of procs and samples of hosts: how many, how long they are kept, and answers to questions about them."""
 
     clock_exchanges: int
     clock_interval_s: float
     keep_dead: int
+    sample_s: float
+    keep: Literal["auto", "always", "never"]
+    keep_bytes_per_host: int
+    keep_per_s: int
+    ship_s: float
+    compact_s: float
     max_answer_bytes: int
 
 
@@ -244,6 +250,10 @@ class Config:
 def known_keys() -> Mapping[str, object]:
     """Return the type of every key, by dotted key."""
     return types.MappingProxyType(dict(_keys_of(Config, "")))
+
+
+def _is_size(key: str) -> bool:
+    return key.endswith("_bytes") or "_bytes_per_" in key
 
 
 def convert(key: str, value: object, kind: object, source: str) -> object:
@@ -373,7 +383,7 @@ def _mapping(key: str, value: object, kind: object, source: str) -> Mapping[str,
 
 
 def _number(key: str, value: object, source: str, *, whole: bool) -> int | float:
-    if key.endswith("_bytes") and isinstance(value, str):
+    if _is_size(key) and isinstance(value, str):
         try:
             return parse_size(value)
         except ConfigError as error:
@@ -383,7 +393,7 @@ def _number(key: str, value: object, source: str, *, whole: bool) -> int | float
             return float(value)
         if isinstance(value, int):
             return value
-    unit = " or a size such as 64MiB" if key.endswith("_bytes") else ""
+    unit = " or a size such as 64MiB" if _is_size(key) else ""
     raise _wrong(key, value, source, ("a whole number" if whole else "a number") + ", 0 or more" + unit)
 
 

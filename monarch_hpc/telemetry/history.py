@@ -10,7 +10,7 @@ from typing import NamedTuple
 from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.clock import Correction
-from monarch_hpc.telemetry.layout import CAST, FAILED, NO_STEP, OPEN, RecordKind
+from monarch_hpc.telemetry.layout import CAST, FAILED, NO_STEP, NUMBER, OPEN, RecordKind
 from monarch_hpc.telemetry.names import Name, parse_names
 from monarch_hpc.telemetry.reading import (
     DecodedRecord,
@@ -60,10 +60,12 @@ class _Source(NamedTuple):
     numbers: Mapping[int, int]
     now_ns: int
 
-    def first(self, record: DecodedRecord) -> tuple[str, int, int, str, int, float, float]:
+    def first(self, record: DecodedRecord) -> tuple[str, int, int, str, int, float, float, int]:
         """The columns that all tables have."""
         one, t = self.process, (record.t + self.correction.offset_ns) * 1e-9
-        return one.run, one.mesh, one.rank, one.host, one.pid, t, round(self.correction.error_us, 1)
+        # A call gets its number in the ring when it ends; no two calls that run have begun in the same nanosecond.
+        number = -record.t if record.kind == RecordKind.HANDLED and record.dur == OPEN else record.seq & NUMBER
+        return one.run, one.mesh, one.rank, one.host, one.pid, t, round(self.correction.error_us, 1), number
 
     def part(self, number: int, kind: str, index: int) -> str:
         name = self.look(number)

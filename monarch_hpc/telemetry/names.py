@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from monarch_hpc.core.text.description import error_class, place_of
 from monarch_hpc.telemetry.layout import NAMES_AT, NAMES_BYTES, UNNAMED_AT
 
-__all__ = ["Name", "Names", "parse_names"]
+__all__ = ["Name", "Names", "parse_all_names", "parse_names"]
 
 Name = tuple[str, ...]
 """``("endpoint", actor's name, method)``, ``("proc", incarnation in hex, host)``, ``("text", words)``,
@@ -112,6 +112,12 @@ class Names:
 
 def parse_names(table: bytes) -> Callable[[int], Name]:
     """Return a lookup of names by number, empty for unknown numbers. Accepts any bytes."""
+    found = parse_all_names(table)
+    return lambda number: found[number] if number < len(found) else ()
+
+
+def parse_all_names(table: bytes) -> list[Name]:
+    """Return all names by number, of which the first, 0, is empty. Accepts any bytes."""
     found: list[Name] = [()]
     used = min(_USED.unpack_from(table)[0], len(table)) if len(table) >= _USED.size else 0
     at = _USED.size
@@ -121,7 +127,7 @@ def parse_names(table: bytes) -> Callable[[int], Name]:
             break
         found.append(_parse(table[at + _LENGTH.size : end]))
         at = end
-    return lambda number: found[number] if number < len(found) else ()
+    return found
 
 
 def _parse(body: bytes) -> Name:

@@ -16,6 +16,7 @@ from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc import Proc, ProcState
 from monarch_hpc.agent.procs.records import HostRecords
 from monarch_hpc.agent.procs.refusals import Refusals
+from monarch_hpc.agent.procs.scribe import Scribe
 from monarch_hpc.agent.procs.stack_dumps import StackDumps
 from monarch_hpc.agent.questions import PART_OF_WAIT
 from monarch_hpc.agent.resources.gpu_errors import find_gpu_error
@@ -25,6 +26,7 @@ from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.telemetry.history import HISTORY
+from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.views.flame import without_profile
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
@@ -56,6 +58,7 @@ class ProcTable:
         send: sends a message to the head.
         on_ended: called after a proc has left the table and its end was reported.
         clock: the comparison of this host's clock with the head's.
+        scribe: the helper of this host, which is told of procs.
 
     Attributes:
         ending: why all procs are asked to end, if it is for another reason than that somebody wants it.
@@ -71,6 +74,7 @@ class ProcTable:
         send: Callable[[Message], None],
         on_ended: Callable[[], None],
         clock: ClockComparison,
+        scribe: Scribe,
     ) -> None:
         self._engine = engine
         self._steps = steps
@@ -80,6 +84,7 @@ class ProcTable:
         self._lease = settings.lease
         self._procs: set[Proc] = set()
         self._clock = clock
+        self._scribe = scribe
         self._records = HostRecords(settings.telemetry.keep_dead)
         self._refusals = Refusals(engine, self._procs)
         # Apart from each other: a request for stacks must not wait until a profile is done.
@@ -191,6 +196,7 @@ class ProcTable:
             watcher.watch(proc.pid, partial(self._on_exit, proc))
             if proc in self._procs:
                 self._stopped_procs.watch(proc.pid, partial(self._on_liveness, proc))
+                self._scribe.add(_place(proc), proc.record_fd)
         except Exception as error:  # noqa: BLE001 e.g. out of descriptors: unwatched, the process would leak
             with contextlib.suppress(ProcessLookupError):
                 os.kill(proc.pid, signal.SIGKILL)
@@ -294,6 +300,7 @@ class ProcTable:
         self._close_hello(proc)
         proc.output.finish()
         self._refusals.ended(proc)
+        self._scribe.remove(_place(proc), cause, failed=not proc.stop_requested)
         self._records.ended(proc, cause)
         lines = last_lines or proc.output.last_lines
         if proc.state is ProcState.STARTING:
@@ -324,3 +331,7 @@ class ProcTable:
             self.kill(proc)
         elif proc.state is ProcState.READY and not proc.stop_requested:
             self._send(ProcLife(proc.start.proc, life.value, round(stopped_s, 1), self._lease.dead_s))
+
+
+def _place(proc: Proc) -> ProcPlace:
+    return ProcPlace(proc.start.run, proc.start.mesh, proc.start.rank, proc.pid)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.config import Config
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.machine import cgroup
 from monarch_hpc.core.machine.gpus import ordered_gpus, own_block, parse_device_gpus, parse_gpus
 from monarch_hpc.core.machine.interfaces import choose_interfaces, read_interfaces
 

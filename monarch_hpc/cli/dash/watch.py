@@ -193,7 +193,7 @@ class Watch:
     def _answer(self, sql: str) -> dict[str, object]:
         from monarch_hpc.attach.sql import query_allocations
 
-        answer = query_allocations(self._targets.values(), sql, _SQL_S)
+        answer = query_allocations([*self._targets.values()], sql, _SQL_S)
         rows = answer.rows
         return {
             "columns": answer.columns,

@@ -12,7 +12,7 @@ import click
 
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
-from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
+from monarch_hpc.cli.tables.question import NO_ALLOCATION, find_askable
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.telemetry.shipped import question, shipped_questions
@@ -26,7 +26,10 @@ _INCOMPLETE = 1
 @click.command()
 @click.argument("sql", required=False)
 @click.option("--ask", metavar="NAME", type=click.Choice([*shipped_questions()]), help="A question by its name.")
-@click.option("--allocation", "name", metavar="NAME", help="Only this one, by name or directory; all if left out.")
+@click.option(
+    "--allocation", "name", metavar="NAME", help="Only this one, by name, uuid or directory, also after its end."
+)
+@click.option("--job", metavar="ID", type=int, help="Only the allocation with this Slurm job, also after its end.")
 @click.option("--since", metavar="TIME", help="Only records of the last TIME, e.g. 10m.")
 @click.option("--deadline", metavar="TIME", default="10s", show_default=True, help="Wait no longer for the answers.")
 @click.option(
@@ -39,6 +42,7 @@ def command(
     sql: str | None,
     ask: str | None,
     name: str | None,
+    job: int | None,
     since: str | None,
     deadline: str,
     form: str,
@@ -58,16 +62,16 @@ def command(
     if (sql is None) == (ask is None):
         raise click.UsageError("give a question in SQL, or the name of one by --ask; --list shows them")
     sql = question(ask) if ask is not None else sql or ""
-    from monarch_hpc.attach.sql import QueryResult, collect, open_engine
+    from monarch_hpc.attach.sql import QueryResult, collect, having_kept, open_engine
 
     timeout_s = _seconds(deadline, "--deadline")
     since_s = None if since is None else _seconds(since, "--since")
     with open_engine(sql) as engine:  # checks it before any host is asked
-        targets = Question(name, None, load_for_command({}).config, output).find_targets()
-        if not targets:
+        live, ended = find_askable(name, job, load_for_command({}).config, output)
+        if not live and not ended:
             output.warn(NO_ALLOCATION)
-        found = collect([directory for _, directory in targets], engine.tables, timeout_s, since_s)
-        answer = QueryResult(engine.run(found.rows, timeout_s), found)
+        found = collect(live, engine.tables, timeout_s, since_s)
+        answer = QueryResult(engine.run(found.rows, timeout_s, having_kept([*live, *ended]), since_s), found)
     if found.missing:
         output.warn(f"the answer lacks rows of {_named(found.missing)}, which did not answer within {timeout_s:g} s")
     if found.left_out:
@@ -77,6 +81,8 @@ def command(
         )
     if found.cut:
         output.warn(f"only the latest records of {_named(found.cut)} fit: ask for less by --since")
+    if answer.unreadable:
+        output.warn(f"the answer lacks the rows of files that cannot be read: {_named(answer.unreadable)}")
     rows = [[_text(value) for value in row] for row in answer.rows]
     document = {
         "columns": answer.columns,
@@ -84,13 +90,15 @@ def command(
         "missing": found.missing,
         "left_out": found.left_out,
         "cut": found.cut,
+        "unreadable": answer.unreadable,
     }
     if form == "csv":
         text: str | TextTable = _csv(answer.columns, rows)
     else:
         text = TextTable(answer.columns, rows)
     output.show(document, text, ["\t".join(row) for row in rows])
-    return 0 if targets and (partial or not answer.missing_hosts) else _INCOMPLETE
+    complete = not answer.missing_hosts and not answer.unreadable
+    return 0 if (live or ended) and (partial or complete) else _INCOMPLETE
 
 
 def _show_list() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -12,7 +12,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["NO_ALLOCATION", "AllocationRows", "Question"]
+__all__ = ["NO_ALLOCATION", "AllocationRows", "Question", "find_askable"]
 
 R = TypeVar("R")
 
@@ -97,3 +97,48 @@ class Question:
             return [(record.name, record.directory)]
         records = [record for record in Allocations.open(self.config).registry.records() if record.live]
         return [*((record.name, record.directory) for record in records), *local.items()]
+
+
+def find_askable(
+    name: str | None, job: int | None, config: Config, output: Console
+) -> tuple[Sequence[Path], Sequence[Path]]:
+    """Return the directories of allocations that live, and of those that have ended and may have kept records.
+
+    Args:
+        name: one of them, also if it has ended; None for all that live.
+        job: the one with this Slurm job.
+
+    Raises:
+        AllocationError: there is none, or several had the same number of a job.
+    """
+    from monarch_hpc.slurm import Allocations
+
+    if name is not None and job is not None:
+        raise AllocationError(name, f"give a name or a job, not both, but job {job} is given, too")
+    if name is None and job is None:
+        return [directory for _, directory in Question(None, None, config, output).find_targets()], []
+    if name is not None and "/" in name:
+        directory = Path(name).absolute()
+        return ([directory], []) if (directory / "key").exists() else ([], [directory])
+    if name is not None and name in (local := _find_local()):
+        return [local[name]], []
+    allocations = Allocations.open(config)
+    if job is not None:
+        records = [record for record in allocations.registry.records() if record.job_id == job]
+        if len(records) > 1:  # Slurm counts from the start again
+            ids = ", ".join(record.short_id for record in records)
+            raise AllocationError(
+                f"job {job}", f"several allocations had this number; choose one by --allocation: {ids}"
+            )
+        if not records:
+            raise AllocationError(f"job {job}", "no allocation of this registry has or had this job")
+        record = records[0]
+    else:
+        record = allocations.find(name)
+    return ([record.directory], []) if record.live else ([], [record.directory])
+
+
+def _find_local() -> Mapping[str, Path]:
+    from monarch_hpc.attach.embedded import find_local
+
+    return find_local()

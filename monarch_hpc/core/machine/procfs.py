@@ -62,6 +62,21 @@ class ProcessStat:
         return (int(self._fields[11]) + int(self._fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
+    def major_faults(self) -> int:
+        """Pages so far that the process had to wait for a disk to get."""
+        return int(self._fields[9])
+
+    @property
+    def num_threads(self) -> int:
+        """The number of its threads."""
+        return int(self._fields[17])
+
+    @property
+    def resident_pages(self) -> int:
+        """Its resident memory, in pages, shared ones included; 0 for a process that has ended."""
+        return max(int(self._fields[21]), 0)
+
+    @property
     def start_ticks(self) -> int:
         """The start time, in clock ticks since boot."""
         return int(self._fields[19])

@@ -62,6 +62,7 @@ from monarch_hpc.wire.control.programs import (
 from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened, RunTaken
+from monarch_hpc.wire.control.scribe import AskHelper, BeginSampling, ClockIs, Keep, ProcOver, ProcRuns, Ship, Shipped
 from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
 from monarch_hpc.wire.document import build
 
@@ -134,6 +135,14 @@ MESSAGES: dict[str, type[Message]] = {
         AskVoice,
         GiveVoice,
         Rules,
+        AskHelper,
+        BeginSampling,
+        Keep,
+        ProcRuns,
+        ProcOver,
+        ClockIs,
+        Ship,
+        Shipped,
         Refused,
     )
 }

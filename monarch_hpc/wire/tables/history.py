@@ -36,6 +36,7 @@ class HistoryRow:
     pid: Annotated[int, "id of its process"]
     t: Annotated[float, "when it began, in seconds of Unix time by the clock of the head's host"]
     error_us: Annotated[float, "upper bound on the error of `t`, in microseconds; -1 if that clock was not asked"]
+    record: Annotated[int, "number of the record in its process; below 0 for a call that runs"]
 
 
 @dataclass(frozen=True, slots=True)

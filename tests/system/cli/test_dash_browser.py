@@ -257,7 +257,7 @@ def test_10_000_cells_and_2_000_lines(browser: Browser, tmp_path: Path) -> None:
     store.add(
         "dev",
         (
-            MetricRow("run", 1, rank, "n", rank, 0.0, 0.0, "a", rank, "loss", 1 / (step + 1) + rank % 7, step, "")
+            MetricRow("run", 1, rank, "n", rank, 0.0, 0.0, 1, "a", rank, "loss", 1 / (step + 1) + rank % 7, step, "")
             for rank in range(2_000)
             for step in range(20)
         ),

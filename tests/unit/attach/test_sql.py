@@ -25,7 +25,7 @@ pytest.importorskip("pyarrow")
 _PATIENCE_S = 60.0
 _T = 1_800_000_000.25
 ROWS = [
-    MetricRow("run", 1, rank, "n1", 7, _T + step, 0.0, "trainer", rank, "loss", rank + step / 10, step, "")
+    MetricRow("run", 1, rank, "n1", 7, _T + step, 0.0, step, "trainer", rank, "loss", rank + step / 10, step, "")
     for rank in (0, 1)
     for step in range(3)
 ]
@@ -72,7 +72,7 @@ def test_names_of_programs_that_are_not_unicode_are_rows() -> None:
     ("sql", "words"),
     [
         ("SELECT * FROM metricss", "there is no table 'metricss': did you mean metrics?"),
-        ("SELECT * FROM x", "there is no table 'x': there are: clocks, handled"),
+        ("SELECT * FROM x", "there is no table 'x': there are: clocks, gpu_samples"),
         ("SELECT valu FROM metrics", "there is no column 'valu': did you mean value?"),
         ("SELECT m.valu FROM metrics m", "there is no column 'valu': did you mean value?"),
         ("SELEC 1", "Line: 1, Column: 1"),

@@ -9,7 +9,7 @@ from monarch_hpc.wire.tables.history import MetricRow
 
 
 def row(value: float, step: int = -1, rank: int = 0, name: str = "loss", t: float = 0.0, tags: str = "") -> MetricRow:
-    return MetricRow("run", 1, rank, "n1", 100 + rank, t, 0.0, "trainer", rank, name, value, step, tags)
+    return MetricRow("run", 1, rank, "n1", 100 + rank, t, 0.0, 1, "trainer", rank, name, value, step, tags)
 
 
 def test_a_value_that_comes_twice_is_there_once_and_the_later_one_counts() -> None:

@@ -23,6 +23,7 @@ def handled(rank: int, t: float, ran_us: float, call: int, *, tree: bool = False
         pid=70 + rank,
         t=T + t,
         error_us=30.0,
+        record=call,
         actor="trainer",
         actor_rank=rank,
         incarnation=f"{rank:x}",
@@ -51,6 +52,7 @@ def send(t: float, call: int, *, tree: bool = False) -> SendRow:
         pid=9,
         t=T + t,
         error_us=-1.0,
+        record=call,
         actor="",
         actor_rank=-1,
         incarnation="a",
@@ -71,7 +73,7 @@ def send(t: float, call: int, *, tree: bool = False) -> SendRow:
 
 
 def span(t: float, took_us: float, name: str = "load") -> SpanRow:
-    return SpanRow("run", 1, 0, "n0", 70, T + t, 30.0, "trainer", 0, name, 1, 0, 5, took_us, "ok", "")
+    return SpanRow("run", 1, 0, "n0", 70, T + t, 30.0, 1, "trainer", 0, name, 1, 0, 5, took_us, "ok", "")
 
 
 def events(rows: TraceRows) -> list[dict[str, Any]]:
@@ -80,9 +82,9 @@ def events(rows: TraceRows) -> list[dict[str, Any]]:
 
 
 def test_bars_arrows_and_names() -> None:
-    metric = MetricRow("run", 1, 0, "n0", 70, T + 0.5, 30.0, "trainer", 0, HOSTILE, 0.25, 3, "")
-    broken = MetricRow("run", 1, 0, "n0", 70, T + 0.5, 30.0, "trainer", 0, "nan", float("nan"), 3, "")
-    move = TransferRow("run", 1, 0, "n0", 70, T + 0.2, 30.0, "b", "n1", "cma", False, 100, 5.0, "ok")
+    metric = MetricRow("run", 1, 0, "n0", 70, T + 0.5, 30.0, 1, "trainer", 0, HOSTILE, 0.25, 3, "")
+    broken = MetricRow("run", 1, 0, "n0", 70, T + 0.5, 30.0, 1, "trainer", 0, "nan", float("nan"), 3, "")
+    move = TransferRow("run", 1, 0, "n0", 70, T + 0.2, 30.0, 1, "b", "n1", "cma", False, 100, 5.0, "ok")
     found = events(
         TraceRows(
             [handled(0, 0.001, 500.0, 7), handled(1, 0.002, 900.0, 7), handled(1, -0.1, 10.0, 8)],

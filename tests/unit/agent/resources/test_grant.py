@@ -5,10 +5,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import granted_memory, read_grant
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.machine import cgroup
 from monarch_hpc.core.machine.gpus import (
     ordered_gpus,
     own_block,

@@ -85,8 +85,8 @@ def test_texts_have_no_control_characters_and_numbers_are_json() -> None:
 
 def test_failures_name_the_line_and_the_latest_is_first() -> None:
     calls = [
-        HandledCall("run", 1, rank, "n1", 100, float(rank), 0.0, "a", rank, "", "", "step", "", "", 1, False, 0, 0, 0,
-                    1.0, "failed", "ValueError", "train.py:12")
+        HandledCall("run", 1, rank, "n1", 100, float(rank), 0.0, 1, "a", rank, "", "", "step", "", "", 1, False, 0, 0,
+                    0, 1.0, "failed", "ValueError", "train.py:12")
         for rank in (1, 2)
     ]  # fmt: skip
     found = failure_document(calls, Sighting([proc(5, "ended"), proc(6)]))

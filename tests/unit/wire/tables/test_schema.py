@@ -71,7 +71,7 @@ def test_the_two_tables_have_the_identity_of_a_process_in_common() -> None:
 
 
 def test_the_latest_rows_that_fit_are_taken_and_older_ones_reported_missing() -> None:
-    rows = [RecordedMetric("a", 1, 0, "n1", 7, float(t), 0.0, "", -1, "loss", 0.5, t, "") for t in (4, 3, 2, 1)]
+    rows = [RecordedMetric("a", 1, 0, "n1", 7, float(t), 0.0, t, "", -1, "loss", 0.5, t, "") for t in (4, 3, 2, 1)]
     whole, cut = METRICS.fit(rows, {}, None)
     assert METRICS.read(whole) == rows and not cut
     some, cut = METRICS.fit(rows, {}, len(whole) // 2 + 5)
@@ -86,7 +86,7 @@ def test_the_latest_rows_that_fit_are_taken_and_older_ones_reported_missing() ->
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_program_may_log_a_value_that_is_no_number_but_no_such_time(value: float) -> None:
-    row = RecordedMetric("run", 1, 0, "n1", 7, 1.5, 0.0, "a", 0, "loss", value, 3, "")
+    row = RecordedMetric("run", 1, 0, "n1", 7, 1.5, 0.0, 1, "a", 0, "loss", value, 3, "")
     (found,) = METRICS.read(METRICS.render([row], {}))
     assert repr(found) == repr(row)
     with pytest.raises(FrameError, match=r"metrics\.t"):

@@ -1,0 +1,239 @@
+"""The rows of records as columns: what `telemetry.history` makes of single records, for millions at a time.
+
+The door to numpy, which only they need: the columns of rows are made in `arrow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.telemetry import layout
+from monarch_hpc.telemetry.kept.arrow import TIME, schema_of
+from monarch_hpc.telemetry.layout import RecordKind
+from monarch_hpc.telemetry.names import Name
+from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
+from monarch_hpc.wire.tables.schema import Table
+
+__all__ = ["COLUMNS", "KeptProcess", "columns_of", "split_calls"]
+
+_MOST = (1 << 63) - 1
+
+_RECORD = np.dtype(
+    [
+        *(("t", "<u8"), ("kind", "<u2"), ("flags", "<u2"), ("actor", "<u4"), ("name", "<u4"), ("peer", "<u4")),
+        *(("msg", "<u8"), ("bytes", "<u8"), ("dur", "<i8"), ("value", "<u8"), ("seq", "<u8")),
+    ]
+)
+"""As `layout.RECORD`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptProcess:
+    """The process that has written records.
+
+    Args:
+        offset_ns, error_us: see `telemetry.clock.Correction`.
+        names: its names, by number; the first is none.
+        actors: name and rank of actors, by their place in the table plus 1.
+        numbers: numbers of actors, likewise.
+    """
+
+    run: str
+    mesh: int
+    rank: int
+    host: str
+    pid: int
+    incarnation: str
+    offset_ns: int
+    error_us: float
+    names: Sequence[Name]
+    actors: Mapping[int, tuple[str, int]]
+    numbers: Mapping[int, int]
+
+
+def columns_of(table: str, process: KeptProcess, records: bytes) -> pa.Table:
+    """The rows of one of the tables of `COLUMNS` that *records* of a process are."""
+    made = np.frombuffer(records, _RECORD)
+    source = _Source(process, made)
+    values = {**source.first(), **COLUMNS[table][1](source)}
+    schema = schema_of(COLUMNS[table][0])
+    return pa.Table.from_arrays([_cast(values[field.name], field.type, len(made)) for field in schema], schema=schema)
+
+
+def split_calls(records: bytes) -> list[tuple[str, bytes]]:
+    """Return the records of the ring of events by table: calls that were handled, and calls that were sent."""
+    made = np.frombuffer(records, _RECORD)
+    kinds = made["kind"]
+    return [
+        (HANDLED.name, made[kinds == RecordKind.HANDLED].tobytes()),
+        (SENDS.name, made[kinds == RecordKind.SENT].tobytes()),
+    ]
+
+
+def _cast(values: Any, kind: pa.DataType, num: int) -> Any:
+    if isinstance(values, str | int | float | bool):
+        return pa.repeat(pa.scalar(values, kind), num)
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    return array if array.type == kind else array.cast(kind)
+
+
+class _Source:
+    """Records of one process, and what their numbers stand for."""
+
+    def __init__(self, process: KeptProcess, records: Any) -> None:
+        self.process = process
+        self.records = records
+
+    def first(self) -> dict[str, Any]:
+        one = self.process
+        return {
+            "run": one.run,
+            "mesh": one.mesh,
+            "rank": one.rank,
+            "host": one.host,
+            "pid": one.pid,
+            "t": pa.array((self.records["t"].astype(np.int64) + one.offset_ns) // 1000).cast(TIME),
+            "error_us": float(round(one.error_us, 1)),
+            "record": self.number("seq"),
+        }
+
+    def number(self, column: str) -> Any:
+        return (self.records[column] & np.uint64(_MOST)).astype(np.int64)
+
+    def part(self, numbers: Any, kind: str, index: int) -> Any:
+        """A part of the names with some numbers, empty for those of another kind."""
+        names = self.process.names
+        parts = [name[index] if name and name[0] == kind and index < len(name) else "" for name in names] or [""]
+        return pa.array(parts, pa.string()).take(pa.array(np.where(numbers < len(parts), numbers, 0)))
+
+    def actor(self, what: Callable[[int], Any], unknown: Any, kind: pa.DataType) -> Any:
+        """Something of the acting actors."""
+        marks, places = np.unique(self.records["actor"], return_inverse=True)
+        values = [what(int(mark)) if int(mark) in self.process.actors else unknown for mark in marks] or [unknown]
+        return pa.array(values, kind).take(pa.array(places.astype(np.int64)))
+
+    def actors(self) -> dict[str, Any]:
+        actors = self.process.actors
+        return {
+            "actor": self.actor(lambda mark: actors[mark][0], "", pa.string()),
+            "actor_rank": self.actor(lambda mark: actors[mark][1], -1, pa.int64()),
+        }
+
+    def actor_id(self) -> Any:
+        return self.actor(lambda mark: f"{self.process.numbers.get(mark, 0):x}", "0", pa.string())
+
+    def took_us(self) -> Any:
+        return np.maximum(self.records["dur"], 0) / 1000
+
+    def status(self, good: str = "ok", running: str = "open") -> Any:
+        failed = (self.records["flags"] & layout.FAILED) != 0
+        chosen = np.where(self.records["dur"] == layout.OPEN, 1, np.where(failed, 2, 0))
+        return pa.array([good, running, "failed"]).take(pa.array(chosen.astype(np.int64)))
+
+
+def _call(records: Any) -> dict[str, Any]:
+    return {
+        "call": (records["msg"] & np.uint64(_MOST & ~layout.CAST)).astype(np.int64),
+        "through_tree": (records["msg"] & np.uint64(layout.CAST)) != 0,
+    }
+
+
+def _handled(source: _Source) -> dict[str, Any]:
+    records = source.records
+    failed = (records["flags"] & layout.FAILED) != 0
+    high = (records["value"] >> np.uint64(32)).astype(np.int64)
+    errors = np.where(failed, high, 0)
+    return {
+        **source.actors(),
+        **_call(records),
+        "actor": source.part(records["name"], "endpoint", 1),
+        "incarnation": source.process.incarnation,
+        "actor_id": source.actor_id(),
+        "endpoint": source.part(records["name"], "endpoint", 2),
+        "caller": source.part(records["peer"], "proc", 1),
+        "caller_host": source.part(records["peer"], "proc", 2),
+        "bytes": source.number("bytes"),
+        "answer_bytes": np.where(failed, 0, high),
+        "queued_us": (records["value"] & np.uint64(layout.HALF)).astype(np.int64),
+        "ran_us": source.took_us(),
+        "status": source.status(running="running"),
+        "error": source.part(errors, "error", 1),
+        "line": source.part(errors, "error", 2),
+    }
+
+
+def _sends(source: _Source) -> dict[str, Any]:
+    records = source.records
+    is_cast = (records["msg"] & np.uint64(layout.CAST)) != 0
+    targets = np.where(is_cast, 0, records["peer"])
+    wants_answer = records["msg"] != 0
+    status = np.where(wants_answer, source.status().to_numpy(zero_copy_only=False), "sent")
+    return {
+        **source.actors(),
+        **_call(records),
+        "incarnation": source.process.incarnation,
+        "actor_id": source.actor_id(),
+        "endpoint": source.part(records["name"], "endpoint", 2),
+        "target": source.part(targets, "proc", 1),
+        "target_host": source.part(targets, "proc", 2),
+        "target_actor": source.part(records["name"], "endpoint", 1),
+        "target_id": [f"{int(value):x}" for value in records["value"]],
+        "num_receivers": np.where(is_cast, records["peer"], 1).astype(np.int64),
+        "bytes": source.number("bytes"),
+        "took_us": source.took_us(),
+        "awaited": np.zeros(len(records), bool),
+        "status": pa.array(status.tolist(), pa.string()),
+    }
+
+
+def _metrics(source: _Source) -> dict[str, Any]:
+    records = source.records
+    return {
+        **source.actors(),
+        "name": source.part(records["name"], "metric", 1),
+        "value": records["value"].view(np.float64),
+        "step": np.where(records["dur"] == layout.NO_STEP, -1, records["dur"]),
+        "tags": source.part(records["peer"], "tags", 1),
+    }
+
+
+def _spans(source: _Source) -> dict[str, Any]:
+    records = source.records
+    return {
+        **source.actors(),
+        "name": source.part(records["name"], "span", 1),
+        "span": source.number("msg"),
+        "parent": source.number("bytes"),
+        "thread": source.number("value"),
+        "took_us": source.took_us(),
+        "status": source.status(),
+        "tags": source.part(records["peer"], "tags", 1),
+    }
+
+
+def _transfers(source: _Source) -> dict[str, Any]:
+    records = source.records
+    return {
+        "peer": source.part(records["peer"], "proc", 1),
+        "peer_host": source.part(records["peer"], "proc", 2),
+        "path": source.part(records["name"], "text", 1),
+        "write": records["value"] == 1,
+        "bytes": source.number("bytes"),
+        "took_us": source.took_us(),
+        "status": source.status(),
+    }
+
+
+COLUMNS: Mapping[str, tuple[Table[Any], Callable[[_Source], dict[str, Any]]]] = {
+    HANDLED.name: (HANDLED, _handled),
+    SENDS.name: (SENDS, _sends),
+    METRICS.name: (METRICS, _metrics),
+    SPANS.name: (SPANS, _spans),
+    TRANSFERS.name: (TRANSFERS, _transfers),
+}
+"""The tables of records, and what makes their columns."""

@@ -1,0 +1,114 @@
+"""`python -m monarch_hpc.telemetry.kept.compact DIRECTORY GROUP MAX_BYTES`: makes files of tables of a group's parts.
+
+The helper of the group's first host starts it: it takes pyarrow's 100 MB of memory only while it works. Killed at any
+moment, it leaves each row in one place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from monarch_hpc.core.storage.files import write_private
+from monarch_hpc.telemetry.kept.parts import GROUP_HOSTS, PartFile, list_tables, read_part, table_path
+from monarch_hpc.telemetry.kept.reading import PARTS, decode_part, find_kept
+from monarch_hpc.wire.tables.catalog import TABLES
+
+__all__ = ["compact", "drop_old", "main", "render"]
+
+_BATCH_BYTES = 64 << 20
+"""Compressed parts that become one file: some ten million records, which take a gigabyte while they are columns."""
+
+_FIRST_TO_GO = ("sends", "handled", "spans", "transfers")
+"""Tables whose oldest files are removed first: metrics, samples and deaths are few, and say more."""
+
+_ROW_GROUP = 131_072
+
+
+def compact(directory: Path, group: int) -> int:
+    """Make files of tables of the parts of a group of hosts, and remove the parts; return how many parts."""
+    kept = find_kept(directory)
+    own = [part for part in kept.parts if part.host // GROUP_HOSTS == group]
+    while own:
+        batch: list[PartFile] = []
+        while own and (not batch or sum(part.num_bytes for part in batch) + own[0].num_bytes <= _BATCH_BYTES):
+            batch.append(own.pop(0))
+        _write(directory, group, batch, {part: kept.tables_of(part, TABLES) for part in batch})
+        for part in batch:
+            part.path.unlink(missing_ok=True)
+    return sum(part.host // GROUP_HOSTS == group for part in kept.parts)
+
+
+def _write(directory: Path, group: int, parts: Sequence[PartFile], names: dict[PartFile, list[str]]) -> None:
+    found: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, rows in decode_part(read_part(part.path), names[part]):
+            found.setdefault(name, []).append(rows)
+    for name, tables in found.items():
+        held = [(part.host, part.number) for part in parts if name in names[part]]
+        write_private(table_path(directory, name, group), render(pa.concat_tables(tables), held))
+
+
+def render(table: Any, parts: Sequence[tuple[int, int]]) -> bytes:
+    """Return the contents of a file of a table: some 6 bytes for a call."""
+    keys = [name for name in ("host", "pid", "record", "t") if name in table.column_names]
+    table = table.sort_by([(name, "ascending") for name in keys])
+    for place, field in enumerate(table.schema):
+        if pa.types.is_float64(field.type) and field.name.endswith("_us"):
+            # Four digits of a duration take half the space of all of them.
+            table = table.set_column(place, field, _rounded(table.column(place)))
+    ints = [field.name for field in table.schema if pa.types.is_integer(field.type) or field.name == "t"]
+    written = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({PARTS: json.dumps(list(parts))}),
+        written,
+        compression="zstd",
+        compression_level=1,
+        row_group_size=_ROW_GROUP,
+        use_dictionary=[field.name for field in table.schema if field.name not in ints],
+        column_encoding=dict.fromkeys(ints, "DELTA_BINARY_PACKED"),
+    )
+    return bytes(written.getvalue())
+
+
+def _rounded(column: Any) -> Any:
+    digits = pc.floor(pc.log10(pc.max_element_wise(column, 1e-3)))
+    scale = pc.power(10.0, pc.subtract(3.0, digits))
+    return pc.divide(pc.round(pc.multiply(column, scale)), scale)
+
+
+def drop_old(directory: Path, group: int, max_bytes: int) -> None:
+    """Remove the oldest files of a group as long as all of them have more than *max_bytes*."""
+    files = {
+        name: [path for path in paths if path.stem.startswith(f"{group}-")]
+        for name, paths in list_tables(directory).items()
+    }
+    sizes = {path: path.stat().st_size for paths in files.values() for path in paths}
+    excess = sum(sizes.values()) - max_bytes
+    for name in sorted(files, key=lambda name: (name not in _FIRST_TO_GO, name)):
+        for path in files[name][:-1]:
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= sizes[path]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compact one group of one allocation."""
+    directory, group, max_bytes = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    os.umask(0o077)
+    compact(directory, group)
+    drop_old(directory, group, max_bytes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

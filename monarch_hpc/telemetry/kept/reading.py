@@ -1,0 +1,144 @@
+"""The kept rows of tables: those of parts, which are decoded here, and the files of tables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.telemetry.kept.arrow import table_of_rows
+from monarch_hpc.telemetry.kept.chunks import (
+    CASTS,
+    EVENTS,
+    METRICS,
+    NAMES,
+    RECORDS,
+    ROWS,
+    SENDS,
+    SPANS,
+    TRANSFERS,
+    Heading,
+    parse,
+)
+from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of, split_calls
+from monarch_hpc.telemetry.kept.parts import PartFile, list_parts, list_tables, read_part
+from monarch_hpc.telemetry.layout import HEADER, RECORD, RECORD_BYTES
+from monarch_hpc.telemetry.names import parse_all_names
+from monarch_hpc.telemetry.reading import DecodedRecord, read_header
+from monarch_hpc.wire.tables.catalog import TABLES
+from monarch_hpc.wire.tables.schema import Table
+
+__all__ = ["PARTS", "Kept", "decode_part", "find_kept"]
+
+PARTS = b"parts"
+"""Key in the metadata of a table's file: host and number of the parts that it was made of, as JSON."""
+
+_TABLES = {METRICS: "metrics", SPANS: "spans", TRANSFERS: "transfers", SENDS: "sends", CASTS: "sends"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an allocation has kept.
+
+    Attributes:
+        parts: parts of hosts.
+        files: for each table, its files, and host and number of the parts that each was made of.
+        unreadable: files that are neither.
+    """
+
+    parts: list[PartFile]
+    files: dict[str, dict[Path, set[tuple[int, int]]]]
+    unreadable: list[Path]
+
+    def tables_of(self, part: PartFile, names: Collection[str]) -> list[str]:
+        """Return those of some tables whose files do not have the rows of a part."""
+        place = part.host, part.number
+        return [name for name in names if not any(place in held for held in self.files.get(name, {}).values())]
+
+    def rows(self, names: Collection[str]) -> Mapping[str, list[pa.Table]]:
+        """The rows of some tables in the parts."""
+        found: dict[str, list[pa.Table]] = {name: [] for name in names}
+        for part in self.parts:
+            with contextlib.suppress(FileNotFoundError):
+                for name, rows in decode_part(read_part(part.path), self.tables_of(part, names)):
+                    found[name].append(rows)
+        return found
+
+
+def find_kept(directory: Path) -> Kept:
+    """Look for what an allocation has kept."""
+    kept = Kept(list_parts(directory), {}, [])  # parts first: one is removed after the files with its rows are there
+    for name, paths in list_tables(directory).items():
+        for path in paths:
+            try:
+                held = json.loads((pq.read_metadata(path).metadata or {}).get(PARTS, b"[]"))
+                kept.files.setdefault(name, {})[path] = {(int(host), int(number)) for host, number in held}
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, TypeError, pa.ArrowException):
+                kept.unreadable.append(path)
+    return kept
+
+
+def decode_part(chunks: bytes, names: Collection[str]) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of some tables in a part."""
+    found = [(heading, contents) for heading, contents, _ in parse(chunks)]
+    processes = {_key(heading): (heading, contents) for heading, contents in found if heading.what == NAMES}
+    for heading, contents in found:
+        if heading.what == ROWS and heading.table in names:
+            table = TABLES[heading.table]
+            with contextlib.suppress(ValueError):
+                yield heading.table, _rows(table, json.loads(contents))
+        elif heading.what in RECORDS and len(contents) % RECORD_BYTES == 0:
+            process = _process(heading, processes.get(_key(heading)))
+            for name, records in _by_table(heading.what, contents):
+                if name in names and records:
+                    yield name, columns_of(name, process, records)
+
+
+def _by_table(what: str, records: bytes) -> Iterable[tuple[str, bytes]]:
+    return split_calls(records) if what == EVENTS else [(_TABLES[what], records)]
+
+
+def _key(heading: Heading) -> tuple[str, int, int, int]:
+    return heading.run, heading.mesh, heading.rank, heading.pid
+
+
+def _rows(table: Table[Any], rows: list[list[Any]]) -> pa.Table:
+    num = len(table.columns)
+    return table_of_rows(table, [row for row in rows if len(row) == num])
+
+
+def _process(heading: Heading, names: tuple[Heading, bytes] | None) -> KeptProcess:
+    contents = b"" if names is None else names[1]
+    actors_at = HEADER.size + 4
+    num_actors = int.from_bytes(contents[HEADER.size : actors_at], "little")
+    names_at = actors_at + num_actors * RECORD_BYTES
+    actors = contents[actors_at:names_at]
+    known = parse_all_names(contents[names_at:])
+    places: dict[int, tuple[str, int]] = {}
+    numbers: dict[int, int] = {}
+    for record in map(DecodedRecord._make, RECORD.iter_unpack(actors[: len(actors) // RECORD_BYTES * RECORD_BYTES])):
+        if record.seq:
+            name = known[record.name] if record.name < len(known) else ()
+            places[record.actor] = (name[1] if len(name) > 1 else "", record.num_bytes)
+            numbers[record.actor] = record.msg
+    return KeptProcess(
+        heading.run,
+        heading.mesh,
+        heading.rank,
+        heading.host,
+        heading.pid,
+        read_header(lambda at, size: contents[at : at + size].ljust(size, b"\0"))[1],
+        heading.offset_ns,
+        heading.error_us,
+        known,
+        places,
+        numbers,
+    )

@@ -1,0 +1,162 @@
+"""Takes the records of a process out of its memory before later ones overwrite them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.telemetry import layout
+from monarch_hpc.telemetry.kept.chunks import CASTS, EVENTS, METRICS, SENDS, SPANS, TRANSFERS
+from monarch_hpc.telemetry.layout import CAST, OPEN, RECORD_BYTES, RecordKind, Ring
+from monarch_hpc.telemetry.reading import Memory, read_header, read_u64
+from monarch_hpc.telemetry.scribe.spool import Cursors
+
+__all__ = ["Drain", "Taken"]
+
+_RINGS = {EVENTS: layout.EVENTS, METRICS: layout.METRICS, SPANS: layout.SPANS, TRANSFERS: layout.TRANSFERS}
+_CALLS = frozenset({RecordKind.HANDLED, RecordKind.SENT})
+_SENT_BYTES = layout.NUM_SENT * RECORD_BYTES
+_DUR, _SEQ = 5, 7
+"""Words of a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Records that were taken.
+
+    Args:
+        what: where they were, see `kept.chunks`.
+        num_lost: records that were overwritten before.
+        part: the number of new records, as a part of the places that they can have.
+    """
+
+    what: str
+    records: bytes
+    num_lost: int
+    part: float
+
+
+class Drain:
+    """The records of one process.
+
+    Args:
+        memory: its memory.
+        cursors: how far earlier ones have been taken.
+    """
+
+    def __init__(self, memory: Memory, cursors: Cursors) -> None:
+        self._memory = memory
+        self._cursors = cursors
+        self._incomplete: dict[str, int] = {}
+        self._open_spans: set[int] = set()
+        self._open_calls: dict[str, set[int]] = {SENDS: set(), CASTS: set()}
+        if cursors.get(SPANS):  # an earlier helper has seen these begin
+            self._take_ring(SPANS, 0, cursors[SPANS])
+
+    def take(self) -> Iterator[Taken]:
+        """Yield the records that have been completed since the last time."""
+        if read_header(self._memory)[0]:
+            return
+        for what, ring in _RINGS.items():
+            written = read_u64(self._memory, ring.cursor_at)
+            before = self._cursors.get(what, 0)
+            if written > before or (what == SPANS and self._open_spans):
+                closed = self._take_closed() if what == SPANS else b""
+                records, num_lost = self._take_ring(what, before, written)
+                yield Taken(what, closed + records, num_lost, (written - before) / ring.num)
+        yield from self._take_sent()
+
+    def _take_ring(self, what: str, before: int, written: int) -> tuple[bytes, int]:
+        ring = _RINGS[what]
+        first = max(before, written - ring.num) + 1
+        if written < first:
+            return b"", 0
+        data = self._read_places(ring, first, written)
+        # Those that were overwritten meanwhile; the next number may be on its way.
+        oldest = read_u64(self._memory, ring.cursor_at) + 2 - ring.num
+        words = memoryview(data).cast("q")
+        numbers = words[_SEQ::8].tolist()
+        if first >= oldest and numbers == list(range(first, written + 1)) and _is_wanted(what, words):
+            self._cursors[what] = written
+            return data, first - 1 - before
+        records = bytearray()
+        num_lost, end = first - 1 - before, written
+        for index, number in enumerate(numbers):
+            expected = first + index
+            if number != expected or expected < oldest:
+                if number == 0 and expected >= oldest and self._incomplete.get(what) != expected:
+                    # A thread has taken the number and is about to write the record; or it was killed there.
+                    self._incomplete[what], end = expected, expected - 1
+                    break
+                num_lost += 1
+                continue
+            at = index * RECORD_BYTES
+            if what == SPANS and words[index * 8 + _DUR] == OPEN:
+                self._open_spans.add(number)
+            elif what != EVENTS or int.from_bytes(data[at + 8 : at + 10], "little") in _CALLS:
+                records += data[at : at + RECORD_BYTES]
+        self._cursors[what] = end
+        return bytes(records), num_lost
+
+    def _read_places(self, ring: Ring, first: int, last: int) -> bytes:
+        start, num = first & (ring.num - 1), last - first + 1
+        head = min(num, ring.num - start)
+        data = self._memory(ring.at + start * RECORD_BYTES, head * RECORD_BYTES)
+        return data + (self._memory(ring.at, (num - head) * RECORD_BYTES) if head < num else b"")
+
+    def _take_closed(self) -> bytes:
+        """The spans that have ended since they were seen open, in their place."""
+        closed = bytearray()
+        for number in sorted(self._open_spans):
+            record = self._read_places(layout.SPANS, number, number)
+            words = memoryview(record).cast("q")
+            if words[_SEQ] != number or words[_DUR] != OPEN:
+                self._open_spans.discard(number)
+                closed += record if words[_SEQ] == number else b""  # else it is recorded once more at its end
+        return bytes(closed)
+
+    def _take_sent(self) -> Iterator[Taken]:
+        table = self._memory(layout.SENT_AT, _SENT_BYTES)
+        words = memoryview(table).cast("q")
+        found = {number: place for place, number in enumerate(words[_SEQ::8].tolist()) if number > 0}
+        old: dict[int, bytes] | None = None
+        for what, bit in ((SENDS, 0), (CASTS, CAST)):
+            before = max(self._cursors.get(what, 0), bit)
+            last = max((number for number in found if number & CAST == bit), default=0)
+            waiting = self._open_calls[what]
+            first = max(before, last - layout.NUM_SENT)
+            num_lost, records = max(first - before, 0), bytearray()
+            waiting.update(range(first + 1, last + 1))
+            for number in sorted(waiting):
+                place = found.get(number)
+                if place is not None:
+                    record = table[place * RECORD_BYTES : (place + 1) * RECORD_BYTES]
+                else:
+                    old = self._read_old() if old is None else old
+                    record = old.get(number, b"")
+                if not record:
+                    waiting.discard(number)
+                    num_lost += 1
+                elif memoryview(record).cast("q")[_DUR] != OPEN:
+                    waiting.discard(number)
+                    records += record
+            if last > before or records:
+                self._cursors[what] = max(before, last)
+                yield Taken(what, bytes(records), num_lost, max(last - before, 0) / layout.NUM_SENT)
+
+    def _read_old(self) -> dict[int, bytes]:
+        """The unanswered calls whose places in the table of sent calls others have taken, by number."""
+        table = self._memory(layout.OLD_AT, layout.NUM_OLD * RECORD_BYTES)
+        numbers = memoryview(table).cast("q")[_SEQ::8].tolist()
+        return {
+            number: table[place * RECORD_BYTES : (place + 1) * RECORD_BYTES]
+            for place, number in enumerate(numbers)
+            if number
+        }
+
+
+def _is_wanted(what: str, words: memoryview[int]) -> bool:
+    """Whether all of some records, as words, are wanted: calls that have ended, and spans."""
+    if what == SPANS:
+        return OPEN not in words[_DUR::8].tolist()
+    return what != EVENTS or {kinds & 0xFFFF for kinds in words[1::8].tolist()} <= _CALLS
