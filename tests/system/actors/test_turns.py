@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from pathlib import Path
 import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
