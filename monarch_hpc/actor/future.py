@@ -338,9 +338,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def _check_may_wait(self) -> None:
         if self._engine.driving:
-            raise RuntimeError(
-                "a done-callback, or a finalizer in the middle of one, must not wait for a future: add a callback to it"
-            )
+            raise RuntimeError("a done-callback, or a __del__ inside one, must not wait for a future: add a callback")
 
     def _begin_wait(self) -> int:
         return -1 if self._recorder is None else self._recorder.wait(*self._calls())
@@ -382,12 +380,10 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                 self._value = self._rebuild(raw)
                 self._raw = None
         except BaseException as error:
-            if isinstance(error, Exception) and not may_be_signal(error):  # of a remote rank, or of code that rebuilds
-                self._error = error
-                self._raw = None
+            if issubclass(type(error), Exception) and not may_be_signal(error):  # remote, or of code that rebuilds
+                self._error, self._raw = error, None
                 return
-            # Raised in this thread, such as Ctrl-C at any of these lines: the next reader retries.
-            if raw is not None and raw is not _REBUILDING:
+            if raw is not None and raw is not _REBUILDING:  # such as Ctrl-C at any of these lines: the next one retries
                 self._raw = raw
             raise
 

@@ -50,6 +50,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     # The main thread takes signals by sigwait: a handler could run in the middle of the engine. SIGINT and SIGHUP
     # are meant for the terminal that an agent was started from, and are ignored.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    # Some services that start programs ignore it: then the kernel would reap the children that are waited for here.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Orphans of procs become children of this process, which can then find and end them.
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

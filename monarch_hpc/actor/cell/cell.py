@@ -32,7 +32,7 @@ from monarch_hpc.transport.credit import PIECE_BYTES, cost_of
 from monarch_hpc.wire.frames import Frame, Kind
 
 if TYPE_CHECKING:
-    from monarch_hpc.actor.execution.event_loop import ActorLoop, Running
+    from monarch_hpc.actor.execution.event_loop import Running
 
 __all__ = ["Cell"]
 
@@ -174,9 +174,9 @@ class Cell(Threaded):
         self._replies.cause = cause
         print_error(f"{self.where} did not end within the time for a stop: its thread is left to itself")
         died = ActorDied(self.where, death_of(cause))
-        for invocation in (self._calls, *self._coroutines.running.values()):
-            if invocation is not None:
-                invocation.refuse(died, raised=False)
+        if self._calls is not None:
+            self._calls.refuse(died, raised=False)
+        self._coroutines.refuse(died)
         try:
             slot = self._busy.pop()
         except IndexError:
@@ -209,7 +209,7 @@ class Cell(Threaded):
                 continue
             loop = coroutines.loop
             if loop is not None and loop.due():
-                self._step(loop)
+                coroutines.step(loop, self._fail)
             if self._turn is not None or not mailbox:
                 if self._urgent or (coroutines.loop is not None and self.due()):
                     continue
@@ -232,12 +232,6 @@ class Cell(Threaded):
         if end.cause and not self._object.cleaned:  # it was given up meanwhile
             self._object.clean_up(None)
             self._records.ended(end.cause, failed=False)
-
-    def _step(self, loop: ActorLoop) -> None:
-        try:
-            loop.step()
-        except (SystemExit, KeyboardInterrupt) as error:  # of a task: asyncio passes these on, and no others
-            self._fail(f"a task raised {summary_of(error)}", error)
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         assert self.thread is not None, "called in the middle of its work"
@@ -396,5 +390,7 @@ class Cell(Threaded):
         finally:
             end.declare(cause)
             end.refuse_all()
+            died = ActorDied(self.where, death_of(end.cause))
             if channel is not None and slot:  # a call that has been answered ignores this
-                self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, death_of(end.cause)))
+                self._replier.reply_failure(channel, slot, self.where, died)
+            self._coroutines.refuse(died)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from monarch_hpc.actor.cell.invocation import Invocation
 from monarch_hpc.actor.fault import print_error
-from monarch_hpc.core.text.description import trace_of
+from monarch_hpc.core.errors import ActorDied
+from monarch_hpc.core.text.description import summary_of, trace_of
 from monarch_hpc.transport.engine.engine import Engine
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ class Coroutines:
         self.running[running] = invocation
         return running
 
+    def step(self, loop: ActorLoop, fail: Callable[[str, BaseException], None]) -> None:
+        """Run one round of *loop*; *fail* is called with what ends the actor, in words and as an exception."""
+        try:
+            loop.step()
+        except (SystemExit, KeyboardInterrupt) as error:  # of a task: asyncio passes these on, and no others
+            fail(f"a task raised {summary_of(error)}", error)
+        if loop.broken is not None:
+            fail(f"its event loop failed: {summary_of(loop.broken)}", loop.broken)
+
     def call(self, function: Callable[[], object]) -> object:
         """Call *function* on the loop; return its result, awaited if it is awaitable. Raises what it raises."""
         return self._open().complete(function, self._wait)
@@ -68,6 +78,12 @@ class Coroutines:
             for running in list(self.running):
                 running.cancel()
             self.loop.run_until(lambda: not self.running, self._wait, timeout_s)
+
+    def refuse(self, died: ActorDied) -> None:
+        """Answer all calls that coroutines serve with *died*."""
+        for invocation in list(self.running.values()):
+            if invocation is not None:
+                invocation.refuse(died, raised=False)
 
     def close(self, where: str) -> None:
         """End the loop, of the actor *where*."""

@@ -20,6 +20,9 @@ __all__ = ["ActorLoop", "Running", "Wait"]
 Wait = Callable[[Callable[[], bool], float | None], bool]
 """Waits until a condition holds, at most so many seconds; False if it timed out or the engine is closed."""
 
+_STEPS = ("TaskStepMethWrapper", "TaskWakeupMethWrapper")
+"""Types of the callbacks by which asyncio's C code runs tasks; no coroutine's exception passes through them."""
+
 _CLOSE_S = 1.0
 """Time that tasks may take to end when the loop is closed; calls have had theirs before that."""
 
@@ -123,6 +126,9 @@ class ActorLoop(asyncio.SelectorEventLoop):
 
     Args:
         wake: makes the actor's thread run a round; called from any thread.
+
+    Attributes:
+        broken: why a task will never go on: user code has replaced what asyncio schedules it by.
     """
 
     # Names that asyncio does not document, the same ones from Python 3.4 to 3.14.
@@ -131,6 +137,7 @@ class ActorLoop(asyncio.SelectorEventLoop):
     _asyncgens: weakref.WeakSet[object]
 
     def __init__(self, engine: Engine, wake: Callable[[], None]) -> None:
+        self.broken: BaseException | None = None
         self._rouse = wake
         self._files = _Files(engine, wake)
         super().__init__(self._files)
@@ -151,6 +158,13 @@ class ActorLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Seconds of the monotonic clock; asyncio looks `time.monotonic` up, which tests replace by one that stands."""
         return monotonic()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Report an error, and note that of a task's own step: its coroutine has not seen it, and nothing wakes it."""
+        callback = getattr(context.get("handle"), "_callback", None)
+        if type(callback).__name__ in _STEPS or isinstance(getattr(callback, "__self__", None), asyncio.Future):
+            self.broken = context.get("exception")
+        super().call_exception_handler(context)
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: object) -> None:
         """Refuse, as loops do that take no signals; libraries that ask for them go on without.

@@ -43,6 +43,8 @@ _OTHERS = tuple(
 )
 """Signals that programs handle, besides SIGINT. To ask for the handlers of all of them costs as much as half a call."""
 
+_getsignal, _setsignal = _signal.getsignal, _signal.signal
+
 _LOOK_S = 0.0005
 """Interval at which the handlers of `_OTHERS` are looked up: one that was set since may interrupt a callback."""
 
@@ -95,12 +97,20 @@ class _MainThreadSleeper(ThreadSleeper):
 
     def __enter__(self) -> Self:
         if not self._depth:
-            if self._clock() >= self._look_s:
-                self._others = [number for number in _OTHERS if callable(_signal.getsignal(number))]
-                self._look_s = self._clock() + _LOOK_S
-            self._replace(_SIGINT)
-            for number in self._others:
-                self._replace(number)
+            now_s = self._clock()
+            if now_s >= self._look_s:
+                self._others = [number for number in _OTHERS if callable(_getsignal(number))]
+                self._look_s = now_s + _LOOK_S
+            handler = _getsignal(_SIGINT)
+            if callable(handler) and not self._replaced and handler is not self._defer:  # nearly always, so in place
+                self._handlers[_SIGINT] = handler
+                self._replaced.append(_SIGINT)
+                _setsignal(_SIGINT, self._defer)
+            else:
+                self._replace(_SIGINT)
+            if self._others:
+                for number in self._others:
+                    self._replace(number)
         self._depth += 1
         return self
 
@@ -112,9 +122,9 @@ class _MainThreadSleeper(ThreadSleeper):
         try:
             while replaced:
                 number = replaced.pop()
-                found = _signal.signal(number, self._handlers[number])
+                found = _setsignal(number, self._handlers[number])
                 if found is not self._defer:  # a callback has set another handler
-                    _signal.signal(number, found)
+                    _setsignal(number, found)
         finally:  # a handler that is back in place may raise
             if self.interrupted:
                 self.interrupted = False
@@ -129,14 +139,14 @@ class _MainThreadSleeper(ThreadSleeper):
                 self._replace(number)
 
     def _replace(self, number: int) -> None:
-        handler = _signal.getsignal(number)
+        handler = _getsignal(number)
         if not callable(handler):  # ignored, or handled in C
             return
         if number not in self._replaced:
             self._replaced.append(number)
         if handler is not self._defer:
             self._handlers[number] = handler
-            _signal.signal(number, self._defer)
+            _setsignal(number, self._defer)
 
     def _handle(self) -> None:
         """Run the handlers of all deferred signals; the last exception that one raises has the others as context."""

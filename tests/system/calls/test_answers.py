@@ -132,6 +132,10 @@ class Victim(Actor):
         asyncio.get_running_loop().stop()
 
     @endpoint
+    async def break_the_loop(self) -> None:
+        asyncio.get_running_loop().call_soon = None  # type: ignore[assignment,method-assign]
+
+    @endpoint
     async def make_tasks_by(self, factory: Any) -> None:
         asyncio.get_running_loop().set_task_factory(factory)
 
@@ -290,6 +294,17 @@ def test_a_task_that_nobody_awaits_does_not_end_the_loop(victim: ActorMesh[Victi
 def test_a_loop_that_was_stopped_goes_on(victim: ActorMesh[Victim]) -> None:
     victim.stop_the_loop.call_one().get(_PATIENCE_S)
     assert isinstance(victim.fail_waiting.call_one("coded").exception(_PATIENCE_S), Coded)
+
+
+def test_an_actor_that_has_broken_its_loop_is_told_of(hosts: HostMesh, faults: list[MeshFailure]) -> None:
+    with hosts.spawn_procs() as procs:
+        victim = procs.spawn("victim", Victim)
+        victim.break_the_loop.call_one().get(_PATIENCE_S)
+        for _ in range(2):
+            with pytest.raises(ActorDied, match=r"NoneType.*not callable"):
+                victim.fail_waiting.call_one("coded").get(_PATIENCE_S)
+        wait_until("the report of the actor's end", lambda: list(faults))
+        assert "its event loop failed" in faults.pop().cause
 
 
 @pytest.mark.parametrize("refuses", [True, False])

@@ -91,11 +91,13 @@ class Intruder:
 def received(one: ActorMesh[Counter]) -> str:
     port, receiver = Channel[str].open()
     one.send.broadcast(port)
-    return receiver.recv().get(_PATIENCE_S)
+    text: str = receiver.recv().get(_PATIENCE_S)
+    return text
 
 
 async def awaited(one: ActorMesh[Counter]) -> int:
-    return await one.count.call_one()
+    num: int = await one.count.call_one()
+    return num
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -26,8 +25,8 @@ def spawn_order(run: str, mesh: int, plan: ProcPlan, config: ProcsConfig) -> Spa
         num_ranks=len(plan.hosts) * plan.per_host,
         environment={**own_import_path(), **plan.environment},
         preload=[*config.preload, *(module for module in plan.preload if module not in config.preload)],
-        sys_path=[str(Path(entry or ".").resolve()) for entry in sys.path if isinstance(entry, str)],
-        cwd=os.getcwd(),
+        sys_path=[path for entry in sys.path if isinstance(entry, str) for path in _resolved(entry)],
+        cwd=next(iter(_resolved("")), "/"),
         umask=own_umask(),
         gpu_visible=config.gpu_visible,
         deadline_s=config.start_s,
@@ -37,3 +36,11 @@ def spawn_order(run: str, mesh: int, plan: ProcPlan, config: ProcsConfig) -> Spa
         python=plan.python,
         mpi=config.mpi if plan.mpi else "",
     )
+
+
+def _resolved(entry: str) -> list[str]:
+    """An entry of `sys.path`, absolute; nothing if it depends on a working folder that has been removed."""
+    try:
+        return [str(Path(entry or ".").resolve())]
+    except FileNotFoundError:
+        return []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from monarch_hpc.core.errors import PeerLost, SpawnError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.mesh.healing.revivals import Healing, Revivals, Work
 from monarch_hpc.mesh.plan import MeshOwner, Outcome, ProcPlan, Started
+from monarch_hpc.mesh.program.procs import orders
 from monarch_hpc.mesh.program.procs.fleet import Fleet
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.transport.engine.engine import Engine
@@ -254,13 +256,11 @@ def test_a_refused_order_fails_at_once_and_a_refused_stop_names_the_hosts(world:
     assert world.late == [[f"n{host}" for host in sorted(PLAN.hosts)]]
 
 
-def test_a_program_whose_directory_is_gone_starts_nothing(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    os.rmdir(gone)
+def test_a_program_without_proc_starts_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/self/status")
+
+    monkeypatch.setattr(orders, "own_umask", refuse)
     mesh = world.start()
     for host in PLAN.hosts:
         world.fleet.on_stopped(mesh, host)

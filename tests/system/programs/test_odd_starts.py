@@ -1,0 +1,42 @@
+"""Programs that were started in an odd way: with signals ignored, streams closed, or in a folder that is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system.support.programs import Programs, programs
+
+__all__ = ["programs"]
+
+PROGRAM = """
+import os, signal, subprocess, sys, tempfile
+from pathlib import Path
+exec(sys.argv[1])
+from monarch_hpc import Actor, endpoint, this_host
+
+class Asked(Actor):
+    @endpoint
+    def exit_code(self):
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"]).wait()
+
+with this_host().spawn_procs() as procs:
+    Path(sys.argv[2]).write_text(str(procs.spawn("asked", Asked).exit_code.call_one().get(60)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "oddity",
+    [
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())",
+        "os.closerange(0, 3)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+    ],
+    ids=["children are not waited for", "no working folder", "no streams", "signals blocked"],
+)
+def test_its_actors_start_as_usual(programs: Programs, oddity: str) -> None:
+    """Their processes can wait for children: nothing of the oddity is inherited."""
+    answer = programs.folder / "answer"
+    programs.run(PROGRAM, oddity, str(answer))
+    assert answer.read_text() == "7"
