@@ -43,8 +43,8 @@ kernel's copy and the cipher."""
 Landing = Callable[[FrameHead, Buffer | None], list[memoryview] | None]
 """Chooses the target of a large frame's buffers before they arrive: given the header and the body, it returns writable
 views of the lengths in the header, or None for fresh memory. The channel reads the list again for every chunk: to
-withdraw a view before the frame is complete, put another one in its place. A body that is large too comes later: then it
-is given None, and cannot withdraw a view."""
+withdraw a view before the frame is complete, put another one in its place. A large body comes later: then None is given
+for it, and no view can be withdrawn."""
 
 _LENGTH = struct.Struct("<I")
 _MAX_RECORD_BYTES = HEAD_BYTES + 8 * MAX_BUFFERS + INLINE_BYTES + TAG_BYTES
