@@ -83,7 +83,7 @@ def measure(holders: ActorMesh[Holder], there: str, here: str, num_bytes: int, n
         f"copy {num_bytes / copy_s / 1e9:8.2f} GB/s: {ratio:.2f}x (goal {goal:g})",
         flush=True,
     )
-    return ratio >= goal
+    return bool(ratio >= goal)
 
 
 def main() -> int:

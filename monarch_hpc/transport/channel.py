@@ -251,13 +251,13 @@ class PeerChannel:
         """Write to the peer's memory; see `transport.api.FrameChannel.put`."""
         return self.memory.put(key, offset, data)
 
-    def _land(self, head: FrameHead, body: Buffer) -> list[memoryview] | None:
-        if head.kind is Kind.DATA:
-            return self.memory.land(head)
-        if head.kind is Kind.PART:
-            return self._parts.land(head)
+    def _land(self, head: FrameHead, body: Buffer | None) -> list[memoryview] | None:
         if head.kind is Kind.CAST:
             return self.sharing.land(head, self._limits.cast_shared_bytes)
+        if body is None or head.kind is Kind.DATA:
+            return None if body is None else self.memory.land(head)
+        if head.kind is Kind.PART:
+            return self._parts.land(head)
         return self._own_memory.memories.land(self, head, body)
 
     # ---- receiving ----

@@ -24,6 +24,7 @@ static struct memory memories[MOST];
 static struct stream default_streams[DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current[DEPTH], depth; /* devices whose contexts are current, the last on top */
+static int num_holders;                    /* threads with a current context */
 
 static int device_now(void) { return depth ? current[depth - 1] : -1; }
 
@@ -108,14 +109,25 @@ int cuGetErrorName(int status, const char **name) {
 }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < DEVICES ? OK : INVALID_VALUE; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(uint64_t)(device + 1); return OK; }
-int cuCtxPushCurrent_v2(void *context) { current[depth++] = (int)(uint64_t)context - 1; return OK; }
+int cuCtxPushCurrent_v2(void *context) {
+    if (!depth)
+        __atomic_add_fetch(&num_holders, 1, __ATOMIC_SEQ_CST);
+    current[depth++] = (int)(uint64_t)context - 1;
+    return OK;
+}
 int cuCtxPopCurrent_v2(void **context) {
     if (!depth)
         return INVALID_CONTEXT;
     *context = (void *)(uint64_t)(current[--depth] + 1);
+    if (!depth)
+        __atomic_sub_fetch(&num_holders, 1, __ATOMIC_SEQ_CST);
     return OK;
 }
-int cuCtxSetCurrent(void *context) { depth = 0; return cuCtxPushCurrent_v2(context); }
+int cuCtxGetCurrent(void **context) {
+    *context = (void *)(uint64_t)(device_now() + 1);
+    return OK;
+}
+int cuStubNumHolders(void) { return __atomic_load_n(&num_holders, __ATOMIC_SEQ_CST); }
 
 int cuPointerGetAttribute(int *value, int attribute, uint64_t address) {
     struct memory *memory = find(address);

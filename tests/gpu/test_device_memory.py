@@ -24,6 +24,7 @@ from tests.gpu.drill import (
     streams,
 )
 from tests.ucx.device import MISSING
+from tests.ucx.installed import LIBRARIES, SHARED_MEMORY
 
 _ROOT = Path(__file__).parents[2]
 _ORDERS = {"cma": "[cma, tcp]", "tcp": "[tcp]"}
@@ -76,3 +77,12 @@ def test_memory_that_cannot_be_opened_is_staged_and_the_log_says_so_once(tmp_pat
 
 def test_or_it_is_refused(tmp_path: Path) -> None:
     run(build_driver(tmp_path), [refused], "cma", "refuse")
+
+
+@pytest.mark.ucx
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_ucxs_threads_have_a_context_once_it_sees_memory_of_a_gpu(libucp: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": build_driver(tmp_path), "UCX_TLS": SHARED_MEMORY}
+    argv = [sys.executable, "-m", "tests.gpu.contexts", libucp]
+    done = subprocess.run(argv, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "passed", done.stderr

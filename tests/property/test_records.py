@@ -98,10 +98,10 @@ def test_a_changed_byte_anywhere_is_a_frame_error_and_nothing_after_it_arrives(d
 
 def test_large_buffers_go_where_the_landing_says() -> None:
     target = bytearray(3 * CHUNK_BYTES)
-    asked: list[tuple[FrameHead, bytes]] = []
+    asked: list[tuple[FrameHead, bytes | None]] = []
 
-    def land(head: FrameHead, body: Buffer) -> list[memoryview] | None:
-        asked.append((head, bytes(body)))
+    def land(head: FrameHead, body: Buffer | None) -> list[memoryview] | None:
+        asked.append((head, None if body is None else bytes(body)))
         return [memoryview(target)[CHUNK_BYTES : 2 * CHUNK_BYTES + 1]] if head.dest == 1 else None
 
     sent = [_frame(1, 30, [CHUNK_BYTES + 1]), _frame(2, 5000, [CHUNK_BYTES]), _frame(3, 30, [10])]
@@ -110,7 +110,7 @@ def test_large_buffers_go_where_the_landing_says() -> None:
     inbox.landing = land
     _feed(inbox, _sealed(sent), 2**30)
     assert _same(received, sent)
-    assert [(head.dest, body) for head, body in asked] == [(1, _fill(30, 1))]
+    assert [(head.dest, body) for head, body in asked] == [(1, _fill(30, 1)), (2, None)]
     assert target == bytes(CHUNK_BYTES) + _fill(CHUNK_BYTES + 1, 1) + bytes(CHUNK_BYTES - 1)
 
 

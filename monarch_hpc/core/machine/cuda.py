@@ -78,16 +78,25 @@ class Cuda:
         self._call("cuPointerGetAttribute", ctypes.byref(device), ctypes.c_int(_DEVICE_ORDINAL), _Address(address))
         return device.value
 
-    @contextmanager
-    def _on(self, device: int) -> Iterator[None]:
-        """Make the primary context of *device* current for the block."""
+    def _context_of(self, device: int) -> ctypes.c_void_p:
         with self._lock:
             context = self._contexts.get(device)
             if context is None:
                 context = ctypes.c_void_p()
                 self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
                 self._contexts[device] = context
-        self._call("cuCtxPushCurrent_v2", context)
+        return context
+
+    def context_calls(self, device: int) -> tuple[int, int, int, int]:
+        """The primary context of *device*, and the addresses of the functions that return, push and pop a thread's."""
+        names = "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"
+        get, push, pop = (ctypes.cast(getattr(self._driver, name), ctypes.c_void_p).value or 0 for name in names)
+        return self._context_of(device).value or 0, get, push, pop
+
+    @contextmanager
+    def _on(self, device: int) -> Iterator[None]:
+        """Make the primary context of *device* current for the block."""
+        self._call("cuCtxPushCurrent_v2", self._context_of(device))
         try:
             yield
         finally:

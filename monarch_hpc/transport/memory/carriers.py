@@ -84,6 +84,7 @@ class Carriers:
         near = bool(remote.mapping or remote.address) if handle is None else handle.near
         opened = devices.open(handle, buffer) if handle is not None else None
         if opened is not None and handle is not None:
+            remote.opened = opened  # kept open for the next transfer: to open it takes longer than most
             remote.device_path = "cuda_ipc"
             return devices.copy(opened, key, handle.offset, buffer, self._where, offset=offset, write=write)
         if not near and devices.direct:

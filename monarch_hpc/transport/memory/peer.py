@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from monarch_hpc.core.errors import TransportError
+from monarch_hpc.transport.memory.device.copies import OpenedAllocation
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.mapping import Mapping
 from monarch_hpc.transport.memory.moves import Moves
@@ -36,18 +37,20 @@ class RemoteMemory:
         address: where it lies in the owner's process, if this one can copy it by itself; else 0.
         mapping: the memory itself, if this process can map it.
         device_path: what carried the last transfer with memory of a GPU, here or there; empty if the fabric did.
+        opened: what it is a part of, if that is memory of a GPU which this process has opened.
         waiting: what waits for the key.
         num_moving: transfers in progress.
         revoked: it is to be released once none is.
     """
 
-    __slots__ = ("address", "device_path", "key", "mapping", "num_moving", "packed", "revoked", "waiting")
+    __slots__ = ("address", "device_path", "key", "mapping", "num_moving", "opened", "packed", "revoked", "waiting")
 
     def __init__(self) -> None:
         self.packed = b""
         self.key: Key | None = None
         self.address = 0
         self.device_path = ""
+        self.opened: OpenedAllocation | None = None
         self.mapping: Mapping | None = None
         self.waiting: list[Start] = []
         self.num_moving = 0

@@ -347,6 +347,8 @@ class RemoteMemories:
             busy = remote is not None and remote.num_moving > 0
             if remote is not None:
                 remote.revoked = True
+                if not busy:
+                    remote.opened = None  # before its owner may free it
         if not busy:
             self._release(identifier)
 
@@ -354,6 +356,8 @@ class RemoteMemories:
         with self._lock:
             remote.num_moving -= 1
             free = remote.revoked and not remote.num_moving
+            if free:
+                remote.opened = None
         if free:
             self._release(identifier)
 

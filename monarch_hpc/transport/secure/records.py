@@ -40,11 +40,11 @@ CHUNK_BYTES = 512 * 1024
 """Large enough that the cost per chunk is negligible, small enough that a chunk stays in a core's cache between the
 kernel's copy and the cipher."""
 
-Landing = Callable[[FrameHead, Buffer], list[memoryview] | None]
-"""Chooses the target of a large frame's buffers before they arrive: given the header and the body (empty if the body is
-large too), it returns writable views of the lengths in the header, or None for fresh memory. The channel reads the
-list again for every chunk: to withdraw a view before the frame is complete, put another one in its place. Frames whose
-body is sent apart from their header do not land."""
+Landing = Callable[[FrameHead, Buffer | None], list[memoryview] | None]
+"""Chooses the target of a large frame's buffers before they arrive: given the header and the body, it returns writable
+views of the lengths in the header, or None for fresh memory. The channel reads the list again for every chunk: to
+withdraw a view before the frame is complete, put another one in its place. A large body comes later: then None is given
+for it, and no view can be withdrawn."""
 
 _LENGTH = struct.Struct("<I")
 _MAX_RECORD_BYTES = HEAD_BYTES + 8 * MAX_BUFFERS + INLINE_BYTES + TAG_BYTES
@@ -340,10 +340,10 @@ class RecordReader:
             except MemoryError as error:
                 raise FrameError(f"the body of a frame: {error}") from error
             self._parts, self._sizes = [view], (head.body_bytes, *head.buffer_bytes)
-        landed = self.landing(head, self._body) if inline and self.landing is not None else None
+        landed = None if self.landing is None else self.landing(head, self._body if inline else None)
         if landed is not None:
-            # The list itself, see `Landing`; a frame that lands has a short body.
-            self._parts = self._buffers = landed
+            # The list itself, see `Landing`.
+            self._buffers, self._parts = landed, landed if inline else [*self._parts, *landed]
         else:
             self._buffers, views = allocate_all(head, total)
             self._parts += views

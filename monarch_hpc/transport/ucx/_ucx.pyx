@@ -207,6 +207,9 @@ cdef extern from "core.h" nogil:
     int mc_move(mc_lane *, uint32_t, int, void *, size_t, uint64_t, mh_rkey_h, const mh_request_param_t *, mc_operation *)
     void mc_move_all(mc_lane *, uint32_t, const mc_piece *, size_t, const mh_request_param_t *, mc_operation *)
     int mc_flush(mc_lane *, uint32_t, const mh_request_param_t *, mc_operation *)
+    void mc_use_gpu(void *, void *, void *, void *)
+    int mc_gpu_enter()
+    void mc_gpu_leave(int)
     int mc_worker_poll(mc_worker *, int, epoll_event *, int, int64_t, int64_t)
     void mc_watch(mc_worker *)
     void mc_wait_away(mc_worker *)
@@ -281,6 +284,11 @@ cdef int _check(int status, what) except -1:
     return 0
 
 
+def use_gpu(uintptr_t context, uintptr_t get_current, uintptr_t push_current, uintptr_t pop_current):
+    """Give UCX's threads *context* of a GPU while they have none; the others are functions of its driver, by address."""
+    mc_use_gpu(<void *>context, <void *>get_current, <void *>push_current, <void *>pop_current)
+
+
 cdef int _alive(mc_worker *worker) except -1:
     if mc_poisoned:
         raise RuntimeError("this process was forked from one that uses UCX, which does not survive a fork; start it with exec")
@@ -332,8 +340,11 @@ cdef class Span:
         if not isinstance(target, (bytes, bytearray, memoryview)):
             interface = getattr(target, "__cuda_array_interface__", None)
         if interface is not None:
-            if interface.get("strides") is not None:
-                raise BufferError("the device array is not contiguous")
+            expected = int(interface["typestr"][2:])
+            for size, stride in zip(reversed(interface["shape"]), reversed(interface.get("strides") or ())):
+                if size > 1 and stride != expected:
+                    raise BufferError("the device array is not contiguous")
+                expected *= size
             if writable and interface["data"][1]:
                 raise BufferError("the device array is read-only")
             self.address = interface["data"][0]
@@ -638,6 +649,8 @@ cdef class Worker:
         cdef mh_mem_map_params_t params
         cdef void *packed
         cdef size_t length
+        cdef mh_status_t status
+        cdef int entered
         memory.worker = self
         memory.span = span
         memset(&params, 0, sizeof(params))
@@ -649,7 +662,10 @@ cdef class Worker:
         params.address = <void *><uintptr_t>span.address
         params.length = span.num_bytes
         params.memory_type = MH_MEMORY_TYPE_CUDA if span.device else MH_MEMORY_TYPE_HOST
-        _check(mh_ucp.mem_map(self.worker.context, &params, &memory.handle), "registering memory")
+        entered = mc_gpu_enter() if span.device else 0
+        status = mh_ucp.mem_map(self.worker.context, &params, &memory.handle)
+        mc_gpu_leave(entered)
+        _check(status, "registering memory")
         self.memories.add(memory)  # from here on it is unmapped before UCX is destroyed
         self.num_mapped += 1
         _check(mh_ucp.rkey_pack(self.worker.context, memory.handle, &packed, &length), "packing a memory key")
@@ -938,12 +954,18 @@ cdef class Lane:
     def unpack(self, bytes key):
         """Unpack the peer's memory key for this lane."""
         cdef RemoteKey remote
+        cdef int entered
+        cdef mh_status_t status
         self._open()
         if not key:
             raise UcxError("a memory key", -5)
         remote = RemoteKey.__new__(RemoteKey)
         remote.lane = self
-        _check(mh_ucp.ep_rkey_unpack(self.lane.endpoint, <char *>key, &remote.handle), "a memory key")
+        # UCX leaves out for good what it cannot open at this moment.
+        entered = mc_gpu_enter()
+        status = mh_ucp.ep_rkey_unpack(self.lane.endpoint, <char *>key, &remote.handle)
+        mc_gpu_leave(entered)
+        _check(status, "a memory key")
         return remote
 
     def get(self, Span into, uint64_t address, RemoteKey key):
@@ -957,7 +979,7 @@ cdef class Lane:
     cdef Operation _move(self, Span span, uint64_t address, RemoteKey key, bint put):
         cdef mh_request_param_t param
         cdef Operation operation
-        cdef int status = MH_ERR_NOT_CONNECTED
+        cdef int status = MH_ERR_NOT_CONNECTED, entered
         cdef mc_lane *lane
         cdef void *local = <void *><uintptr_t>span.address
         cdef size_t count = span.num_bytes
@@ -971,9 +993,11 @@ cdef class Lane:
         if lane != NULL:
             self.worker.num_inside += 1
             with nogil:
+                entered = mc_gpu_enter()
                 status = mc_move(
                     lane, self.life, put, local, count, address, key.handle, &param, &operation.operation
                 )
+                mc_gpu_leave(entered)
             self.worker.num_inside -= 1
         _started(status, operation, "a put" if put else "a get")
         return operation

@@ -614,6 +614,37 @@ static int mc_flush(mc_lane *lane, uint32_t life, const mh_request_param_t *para
     return status;
 }
 
+/* ---- GPUs ---- */
+
+/* A context of a GPU, and the driver's functions for the context of a thread; NULL while no memory of GPUs is used.
+ * UCX calls the driver for such memory, which fails, or crashes, on a thread without a context. */
+static struct {
+    _Atomic(void *) context;
+    int (*get_current)(void **);
+    int (*push_current)(void *);
+    int (*pop_current)(void **);
+} mc_gpu;
+
+static void mc_use_gpu(void *context, void *get_current, void *push_current, void *pop_current) {
+    mc_gpu.get_current = (int (*)(void **))get_current;
+    mc_gpu.push_current = (int (*)(void *))push_current;
+    mc_gpu.pop_current = (int (*)(void **))pop_current;
+    atomic_store(&mc_gpu.context, context);
+}
+
+/* Give this thread the context, unless it has one; returns whether it got it, for `mc_gpu_leave`. */
+static int mc_gpu_enter(void) {
+    void *context = atomic_load(&mc_gpu.context), *current = NULL;
+    return context && !mc_gpu.get_current(&current) && !current && !mc_gpu.push_current(context);
+}
+
+/* Take it away again: what the program's threads call later chooses the GPU for itself. */
+static void mc_gpu_leave(int entered) {
+    void *popped;
+    if (entered)
+        mc_gpu.pop_current(&popped);
+}
+
 /* ---- progress ---- */
 
 /* Progress until there are events or nothing moves. */
@@ -659,7 +690,7 @@ static void mc_set_alarm(mc_worker *worker) {
 static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t spin_ns,
                           int64_t timeout_ns) {
     uint64_t began_ns = 0;
-    int count = 0;
+    int count = 0, entered = mc_gpu_enter();
     atomic_fetch_add(&worker->polls, 1);
     atomic_store(&worker->driven, 1);
     for (;;) {
@@ -691,6 +722,7 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
             break;
     }
     mc_flush_dirty(worker);
+    mc_gpu_leave(entered);
     atomic_store(&worker->driven, 0);
     mc_set_alarm(worker);
     if (atomic_load(&worker->dirty)) /* threads that sent while we left saw a driver, and did not kick */
@@ -730,8 +762,10 @@ static void *mc_thread_main(void *arg) {
     mc_worker *worker = arg;
     struct pollfd fds[3] = {{worker->kick_fd, POLLIN, 0}, {worker->alarm_fd, POLLIN, 0}, {worker->event_fd, POLLIN, 0}};
     uint64_t seen = 0; /* `polls` when the alarm last fired */
-    int drives = 0;
+    int drives = 0, entered = 0;
     while (!atomic_load(&worker->stop)) {
+        if (!entered)
+            entered = mc_gpu_enter();
         mc_flush_dirty(worker);
         while (drives) {
             mc_flush_dirty(worker);

@@ -18,6 +18,7 @@ from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.moves import Moves
 from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.ucx.front import APART_BYTES, FRONT, Arrived, Front
+from monarch_hpc.transport.ucx.gpu import make_span
 from monarch_hpc.transport.ucx.hole_probe import Probe
 from monarch_hpc.wire.frames import (
     HEAD_BYTES,
@@ -77,7 +78,7 @@ class UcxLane:
         self._failed: type[Exception] = _ucx.UcxError
         self._text: Callable[[int], str] = _ucx.status_text
         self._lane = worker.open(self)
-        self._span = _ucx.Span
+        self._span = make_span
         self._pieces = _ucx.Pieces
         # With the keys of their memories, which they follow from.
         self._lists: weakref.WeakKeyDictionary[Moves, tuple[Sequence[Key], _ucx.Pieces | str | None]]

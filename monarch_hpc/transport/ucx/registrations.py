@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from monarch_hpc.core.machine.buffer_address import lend
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.places import Scattered
+from monarch_hpc.transport.ucx.gpu import make_span
 
 if TYPE_CHECKING:
     from monarch_hpc.transport.ucx import _ucx
@@ -101,7 +102,7 @@ class Registrations:
         """
         key = memory.parts
         if key.on_device:
-            span = self._span(memory.buffer, key.writable)
+            span = make_span(memory.buffer, key.writable)
             registered = self._worker.register(span, key.writable)
             memory.attach(span.address, registered.key, registered.close)
         elif key.places is None:

@@ -69,9 +69,10 @@ class Devices:
             transfer.finish(problem)
             return transfer
         cuda, device = device_at(local)
+        first = opened.address + place + offset
 
         def stage(at: int, size: int) -> PieceWork:
-            there, here = opened.address + place + offset + at, local + at
+            there, here = first + at, local + at
             into, data = (there, here) if write else (here, there)
             return PieceWork(lambda: cuda.copy(into, data, size, device), None)
 

@@ -88,7 +88,7 @@ class Pipeline:
                 self._begun += self._piece_bytes
                 self._num_under_way += 1
         if over:
-            self._transfer.finish(self._error)
+            self._finish()
         if begins:
             stage = self._stage(at, min(self._piece_bytes, self._num_bytes - at))
             if stage.reads:
@@ -137,6 +137,10 @@ class Pipeline:
             self._error = self._error or error
         self._ended()
 
+    def _finish(self) -> None:
+        self._held = None  # what was opened for it is closed before its owner hears that it has ended
+        self._transfer.finish(self._error)
+
     def _stop(self, error: TransportError) -> None:
         with self._lock:
             self._error = self._error or error
@@ -144,7 +148,7 @@ class Pipeline:
         for inner in list(self._moving):
             inner.stop(error)
         if over:
-            self._transfer.finish(self._error)
+            self._finish()
 
 
 class StagedTransfer:

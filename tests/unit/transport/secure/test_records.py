@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, Bulk, RecordReader, RecordWriter
-from monarch_hpc.wire.frames import Frame, Kind, pack_frame, pack_head
+from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, pack_frame, pack_head
 
 
 def carry(outbox: RecordWriter, inbox: RecordReader) -> bool:
@@ -53,3 +55,28 @@ def test_what_is_urgent_goes_alone_too() -> None:
     assert carry(outbox, inbox)
     assert [frame.kind for frame in came] == [Kind.PING]
     assert not carry(outbox, inbox)
+
+
+@pytest.mark.parametrize("body_bytes", [0, 4096, 4097, 3_000_000])
+def test_buffers_land_where_their_receiver_says_whatever_the_size_of_the_body(body_bytes: int) -> None:
+    key = bytes(32)
+    came: list[Frame] = []
+    inbox, outbox = RecordReader(Cipher(key), 2**30, came.append), RecordWriter(Cipher(key))
+    targets = [memoryview(bytearray(100_000)), memoryview(bytearray(0)), memoryview(bytearray(2_000_000))]
+    bodies: list[int | None] = []
+
+    def land(_head: FrameHead, body: Buffer | None) -> list[memoryview]:
+        bodies.append(None if body is None else len(body))
+        return list(targets)
+
+    inbox.landing = land
+    body, buffers = os.urandom(body_bytes), [os.urandom(len(target)) for target in targets]
+    frame = Frame(Kind.CAST, 1, 2, body, buffers)
+    outbox.queued.append(Bulk(frame, pack_head(frame), len(body) + sum(map(len, buffers))))
+    while carry(outbox, inbox):
+        pass
+    assert bodies == [body_bytes if body_bytes <= 4096 else None]
+    assert [bytes(target) for target in targets] == buffers
+    assert bytes(came[0].body) == body and all(
+        one is other for one, other in zip(came[0].buffers, targets, strict=True)
+    )
