@@ -317,13 +317,13 @@ def tasks(options: argparse.Namespace, verdict: _Verdict) -> None:
         texts = [Path(str(output).replace("%a", str(number))).read_text() for number in range(options.number)]
         num_good = sum(f"task {number} kept apart" in text for number, text in enumerate(texts))
         verdict.say("tasks that did not meet", f"{num_good} of {options.number}", num_good == options.number)
-        folders = list((user.lab.home() / ".local/share/monarch-hpc").glob("*"))
+        folders = list((user.lab.home() / "monarch-hpc").glob("*"))
         verdict.say("folders left", len(folders), not folders)
         _nothing_left(user, verdict)
 
 
 def ends(options: argparse.Namespace, verdict: _Verdict) -> None:
-    """Let jobs reach their time limits, be preempted and requeued: each saves before its end, and no old one is heard."""
+    """Let jobs reach their time limits, be preempted and requeued: each saves before its end, and only then."""
     with _lab(4) as user:
         saver = user.write("saver.py", _SAVER)
         for kind, number, flags in (

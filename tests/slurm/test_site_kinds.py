@@ -56,7 +56,7 @@ def test_where_compute_nodes_may_not_ask_for_jobs_a_program_there_is_told_so(ali
 
 
 def test_what_slurm_has_forgotten_the_accounting_database_knows(alice: Alice) -> None:
-    """The lab has no database: this sacct answers in the form that was recorded, of a job that scontrol has forgotten."""
+    """The lab has no database: this sacct answers as recorded ones do, of a job that scontrol has forgotten."""
     assert alice.run(*TWO).returncode == 0
     (name,) = alice.jobs()
     (job,) = (str(one["job_id"]) for one in alice.status())
