@@ -5,6 +5,7 @@
     python -m benchmarks.campaigns kills --number 200      # kills of commands at random moments
     python -m benchmarks.campaigns calls --minutes 10      # requests to Slurm while a job waits, and by runs
     python -m benchmarks.campaigns tasks --number 64       # tasks of an array, two at a time, on two hosts
+    python -m benchmarks.campaigns ends --number 10        # twice as many time limits, and preemptions and requeues
 
 Each prints what it found and exits with 1 if a promise was not kept. Times are ratios to a floor that is measured in
 turns with them, since a machine with other work on it changes from minute to minute.
@@ -60,6 +61,33 @@ while not os.path.exists(sys.argv[1]):
     print(number, flush=True)
     time.sleep(0.005)
 print("end", flush=True)
+"""
+
+_SAVER = """
+import os, sys, time
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+
+class Saver(Actor):
+    @endpoint
+    def save(self):
+        return os.environ["SLURM_JOB_ID"]
+
+procs = monarch_hpc.hosts().spawn_procs()
+savers = procs.spawn("saver", Saver)
+savers.save.call().get()
+start = os.environ.get("SLURM_RESTART_COUNT", "0")
+
+@monarch_hpc.on_deadline
+def save(seconds_left, cause):
+    (job,) = set(savers.save.call().get().values())
+    print("saved", start, job, cause, flush=True)
+
+print("armed", start, flush=True)
+if start != "0":
+    sys.exit()
+while True:
+    time.sleep(1)
 """
 
 _TASK = """
@@ -289,9 +317,55 @@ def tasks(options: argparse.Namespace, verdict: _Verdict) -> None:
         texts = [Path(str(output).replace("%a", str(number))).read_text() for number in range(options.number)]
         num_good = sum(f"task {number} kept apart" in text for number, text in enumerate(texts))
         verdict.say("tasks that did not meet", f"{num_good} of {options.number}", num_good == options.number)
-        folders = list((user.lab.home() / ".local/share/monarch-hpc").glob("*"))
+        folders = list((user.lab.home() / "monarch-hpc").glob("*"))
         verdict.say("folders left", len(folders), not folders)
         _nothing_left(user, verdict)
+
+
+def ends(options: argparse.Namespace, verdict: _Verdict) -> None:
+    """Let jobs reach their time limits, be preempted and requeued: each saves before its end, and only then."""
+    with _lab(4) as user:
+        saver = user.write("saver.py", _SAVER)
+        for kind, number, flags in (
+            ("time limit", 2 * options.number, ("-t", "1")),
+            ("preemption", options.number, ("-t", "60", "-p", "scavenge", "--slurm=--no-requeue")),
+            ("requeue", options.number, ("-t", "60", "--slurm=--requeue", "--slurm=--open-mode=append")),
+        ):
+            texts = []
+            for first in range(0, number, 4):
+                batch = range(first, min(first + 4, number))
+                outputs = [user.lab.home() / f"{kind.replace(' ', '-')}-{one}.out" for one in batch]
+                for output in outputs:
+                    user.must("sbatch", "-N", "1", *flags, f"--slurm=--output={output}", saver)
+                _await_words(outputs, "armed 0")
+                _bring_about(user, kind)
+                wait_until("the end of all", user.jobs, 600.0, accept=lambda jobs: not jobs, interval_s=1.0)
+                texts += [output.read_text() for output in outputs]
+            saved = [text for text in texts if "saved 0 " in text]
+            verdict.say(f"{kind}: hooks that ran", f"{len(saved)} of {number}", len(saved) == number)
+            if kind == "requeue":
+                # What the first start does after the second one is armed would be heard by it.
+                late = [text for text in texts if "saved 0 " in text.partition("armed 1")[2] or "armed 1" not in text]
+                verdict.say("requeue: first starts that were heard in the second", len(late), not late)
+        _nothing_left(user, verdict)
+
+
+def _await_words(outputs: list[Path], words: str) -> None:
+    def waiting() -> list[Path]:
+        return [one for one in outputs if not one.exists() or words not in one.read_text()]
+
+    wait_until(f"'{words}' of all jobs", waiting, _PATIENCE_S, accept=lambda left: not left, interval_s=0.5)
+
+
+def _bring_about(user: _User, kind: str) -> None:
+    if kind == "preemption":
+        user.lab.run(
+            ["sbatch", "-N4", "--exclusive", "-o", "/dev/null", "-J", "winner", "--wrap", "sleep 5"], check=True
+        )
+    elif kind == "requeue":
+        numbers = user.lab.run(["squeue", "--me", "-h", "-o", "%i"], check=True).stdout.split()
+        for number in numbers:
+            user.lab.run(["scontrol", "requeue", number], check=True)
 
 
 def _release(user: _User, verdict: _Verdict) -> None:
@@ -313,8 +387,8 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.monotonic() - begun_s
 
 
-_CAMPAIGNS = {one.__name__: one for one in (runs, clients, kills, calls, tasks)}
-_NUMBERS_OF = {"runs": 3000, "clients": 100, "kills": 200, "calls": 100, "tasks": 64}
+_CAMPAIGNS = {one.__name__: one for one in (runs, clients, kills, calls, tasks, ends)}
+_NUMBERS_OF = {"runs": 3000, "clients": 100, "kills": 200, "calls": 100, "tasks": 64, "ends": 10}
 
 
 def main() -> int:

@@ -212,6 +212,7 @@ class LoginConfig:
     """The site's rules for login nodes."""
 
     controller: Literal["auto", "here", "host0"]
+    submit_from_compute: bool
 
 
 @dataclass(frozen=True)

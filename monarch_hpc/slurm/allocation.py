@@ -23,6 +23,7 @@ from monarch_hpc.core.errors import (
 from monarch_hpc.core.storage.files import private_dir, write_private
 from monarch_hpc.slurm.census import Census, queue_snapshot, take_census
 from monarch_hpc.slurm.checks.plan import JobPlan, plan_job
+from monarch_hpc.slurm.checks.site_rules import check_place
 from monarch_hpc.slurm.commands.argv import flag_words
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.commands.jobs import JobDetail, QueueRow
@@ -148,6 +149,7 @@ class Allocations:
         Raises:
             ConfigError: they refuse it.
         """
+        check_place(self._config, os.environ)
         plans = [plan_job(self._config, flags, self.slurm) for flags in plan_group_flags(self._config, request)]
         notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
         merged = replace(plans[0], notes=notes)

@@ -12,6 +12,7 @@ from monarch_hpc.config import Config, FlagValue
 from monarch_hpc.config.program import without_program
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.slurm.checks.site_rules import check_place
 from monarch_hpc.slurm.commands.argv import flag_words, merge_options
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.requeue import check_chaining
@@ -104,8 +105,10 @@ def batch_client(config: Config, environ: Mapping[str, str]) -> SlurmClient:
     """Return Slurm's commands for a job that is not part of the program that asks for it.
 
     Raises:
+        ConfigError: the site takes no jobs from this machine.
         SlurmMissing: there is no sbatch.
     """
+    check_place(config, environ)
     slurm = SlurmClient(without_program(environ), config.slurm.command_timeout_s)
     slurm.require("sbatch")
     return slurm

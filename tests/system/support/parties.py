@@ -112,7 +112,9 @@ def make_fabric(engine: Engine, transports: str) -> UcxFabric:
     trusted = "tcp" in transports
     return UcxFabric(
         engine,
-        FabricConfig(order=("ucx", "tcp"), trusted=trusted, interfaces=InterfacesConfig((), ()), spin_us=0),
+        FabricConfig(
+            order=("ucx", "tcp"), trusted=trusted, interfaces=InterfacesConfig((), ()), port_range="", spin_us=0
+        ),
         UcxConfig(
             library=None, transports=transports, devices="", port_range="", tcp_segment_bytes=2**16, keepalive_s=1.0
         ),

@@ -10,7 +10,7 @@ import pytest
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.slurm.checks.site_rules import check_site_rules, limits_in_words
+from monarch_hpc.slurm.checks.site_rules import check_place, check_site_rules, limits_in_words
 from monarch_hpc.slurm.script import Request, plan_job_flags
 
 HOME = Path("/home/alice")
@@ -72,3 +72,12 @@ def test_the_number_of_jobs_is_added_to_slurms_words() -> None:
     assert "q allows 5" in limits_in_words("QOSMaxSubmitJobPerUserLimit", limits, {"qos": "q", "partition": "debug"})
     assert limits_in_words("QOSMaxJobsPerUserLimit", limits, {"partition": "other"}) == ""
     assert limits_in_words("Priority", limits, {"partition": "debug"}) == ""
+
+
+def test_where_compute_nodes_may_not_ask_for_jobs_programs_there_are_told_what_to_do() -> None:
+    forbids = config({"login.submit_from_compute": False, "site": "vista"})
+    with pytest.raises(ConfigError, match=r"on compute node n3, from which vista takes no jobs: .*attach\(NAME\)"):
+        check_place(forbids, {"SLURMD_NODENAME": "n3"})
+    # A shell of salloc on a login node is in a job, too.
+    check_place(forbids, {"SLURM_JOB_ID": "7"})
+    check_place(config({}), {"SLURMD_NODENAME": "n3"})

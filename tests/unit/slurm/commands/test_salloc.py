@@ -4,11 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.config import FlagValue
 from monarch_hpc.slurm.commands.salloc import find_salloc_job, read_salloc_refusal, salloc_flags
 
 
 def test_flags_of_batch_scripts_are_left_out() -> None:
-    flags = {"job-name": "mh-1", "output": "x", "signal": "B:USR2@360", "no-requeue": True, "exclusive": True}
+    flags: dict[str, FlagValue] = {
+        "job-name": "mh-1",
+        "output": "x",
+        "signal": "B:USR2@360",
+        "no-requeue": True,
+        "exclusive": True,
+    }
     assert salloc_flags(flags) == {"job-name": "mh-1", "exclusive": True}
 
 
