@@ -2,8 +2,8 @@
 
     python detect_end.py PEER ADDRESS
 
-Prints `begun`, then `ended` and the time of the monotonic clock, which all hosts of the lab share, when the call failed.
-Runs in the peer's interpreter, and needs nothing else.
+Prints `begun`, then `ended` and the time at which the call failed, of the monotonic clock, which all hosts of the lab
+share. Runs in the peer's interpreter, and needs nothing else.
 """
 
 from __future__ import annotations
