@@ -2,8 +2,8 @@
 
     python detect_end.py PEER ADDRESS
 
-Prints `begun`, and the time of the monotonic clock, which all hosts of the lab share, at which the call failed. Runs in
-the peer's interpreter, and needs nothing else.
+Prints `begun`, then `ended` and the time at which the call failed, of the monotonic clock, which all hosts of the lab
+share. Runs in the peer's interpreter, and needs nothing else.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _await_end(wait: Any) -> None:
     try:
         wait()
     except Exception as error:  # noqa: BLE001 which one differs between the peers
-        print(time.monotonic(), type(error).__name__, flush=True)
+        print("ended", time.monotonic(), type(error).__name__, flush=True)
 
 
 if __name__ == "__main__":

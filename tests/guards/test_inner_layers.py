@@ -48,7 +48,7 @@ INNER = {
         {"agent", "casts", "head", "ready_report"},
         {"procs", "programs"},
         {"children", "output", "proc_addresses", "proc_settings", "questions", "succession.reports"},
-        {"resources"},
+        {"rejoin", "resources"},
         {"agent_args"},
     ),
     "transport": (
