@@ -2,7 +2,8 @@
 
 All rows are of two ranks, or one, on this machine, with one thread each. Rounds of all rows alternate; a ratio is that
 of the medians. SPMD programs (DDP, DTensor) run in actors of a second mesh of procs, which compute alone while they are
-measured. With `--torchmonarch PYTHON`, an interpreter that has torchmonarch 0.7.0 runs the MLP, too.
+measured. With `--torchmonarch PYTHON`, an interpreter that has torchmonarch 0.7.0 runs the MLP, too. On a shared
+machine, CPU times say more than elapsed ones: that of the busiest rank, and that of the program.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -77,20 +78,48 @@ _TASKS: dict[str, Any] = {
 }
 
 
-def stepper(model: Any, optimizer: Any, loss_of: Any, batch: Any) -> Callable[[int], float]:
-    """A function that makes some steps, and returns the seconds for one."""
+class Taken(NamedTuple):
+    """Seconds for a step: elapsed, CPU of the busiest rank, CPU of the program; 0 if unknown."""
 
-    def run(num: int) -> float:
-        began_s = time.perf_counter()
+    elapsed_s: float
+    rank_s: float
+    program_s: float
+
+
+class Clock(Actor):
+    """Tells the CPU time of a rank."""
+
+    @endpoint
+    def cpu_s(self) -> float:
+        """Since the process began."""
+        return time.process_time()
+
+
+def stepper(
+    model: Any, optimizer: Any, loss_of: Any, batch: Any, clocks: Callable[[], list[float]] | None = None
+) -> Callable[[int], Taken]:
+    """A function that makes some steps; *clocks* gives the CPU times of the ranks, if this process is none."""
+    times = clocks or (lambda: [time.process_time()])
+
+    def run(num: int) -> Taken:
+        before, began_s, own_s = times(), time.perf_counter(), time.process_time()
         for _ in range(num):
             optimizer.zero_grad()
             loss = loss_of(model, batch)
             loss.backward()
             optimizer.step()
         loss.item()
-        return (time.perf_counter() - began_s) / num
+        elapsed_s, program_s = time.perf_counter() - began_s, time.process_time() - own_s if clocks else 0.0
+        rank_s = max(after - first for first, after in zip(before, times(), strict=True))
+        return Taken(elapsed_s / num, rank_s / num, program_s / num)
 
     return run
+
+
+def clocks_of(procs: Any) -> Callable[[], list[float]]:
+    """The CPU times of procs."""
+    clock = procs.spawn("clock", Clock)
+    return lambda: [cpu_s for _, cpu_s in clock.cpu_s.call().get().items()]
 
 
 class Peer(Actor):
@@ -98,7 +127,7 @@ class Peer(Actor):
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self._runs: dict[str, Callable[[int], float]] = {}
+        self._runs: dict[str, Callable[[int], Taken]] = {}
 
     @endpoint
     def make(self, task: str, kind: str) -> None:
@@ -121,7 +150,7 @@ class Peer(Actor):
         self._runs[f"{task} {kind}"] = run
 
     @endpoint
-    def steps(self, name: str, num: int) -> float:
+    def steps(self, name: str, num: int) -> Taken:
         """Make steps; on all ranks."""
         return self._runs[name](num)
 
@@ -131,7 +160,7 @@ def ddp(module: nn.Module, mesh: Any) -> nn.Module:
     return nn.parallel.DistributedDataParallel(module, process_group=mesh.get_group("dp"))
 
 
-def ours(task: str, mesh: Mesh, kind: str) -> Callable[[int], float]:
+def ours(task: str, mesh: Mesh, kind: str, clocks: Callable[[], list[float]]) -> Callable[[int], Taken]:
     """A row of ours: ``op by op``, or a ``remote`` module with DDP inside."""
     build, loss_of, data = _TASKS[task]
     torch.manual_seed(0)
@@ -140,9 +169,9 @@ def ours(task: str, mesh: Mesh, kind: str) -> Callable[[int], float]:
     if kind == "remote":
         model = module_to_mesh(_WithLoss(model, loss_of), mesh, remote=True, parallelize=ddp, out_spec=["dp"])
         optimizer: Any = RemoteOptimizer(torch.optim.AdamW, model.parameters(), lr=1e-3)
-        return stepper(model, optimizer, lambda whole, given: whole(*given).mean(), placed)
+        return stepper(model, optimizer, lambda whole, given: whole(*given).mean(), placed, clocks)
     model = module_to_mesh(model, mesh)
-    return stepper(model, RemoteOptimizer(torch.optim.AdamW, model.parameters(), lr=1e-3), loss_of, placed)
+    return stepper(model, RemoteOptimizer(torch.optim.AdamW, model.parameters(), lr=1e-3), loss_of, placed, clocks)
 
 
 class _WithLoss(nn.Module):
@@ -159,7 +188,7 @@ class _WithLoss(nn.Module):
         return loss.expand(len(batch[0]))
 
 
-def alone(task: str) -> Callable[[int], float]:
+def alone(task: str) -> Callable[[int], Taken]:
     """One process."""
     build, loss_of, data = _TASKS[task]
     torch.manual_seed(0)
@@ -182,12 +211,12 @@ class Monarch:
         if self._process.stdout.readline().strip() != "ready":
             raise RuntimeError("torchmonarch did not start")
 
-    def steps(self, num: int) -> float:
+    def steps(self, num: int) -> Taken:
         """Make steps."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{num}\n")
-        return float(self._process.stdout.readline())
+        return Taken(float(self._process.stdout.readline()), 0.0, 0.0)
 
     def close(self) -> None:
         """End it."""
@@ -195,7 +224,7 @@ class Monarch:
         self._process.wait()
 
 
-def small(mesh: Mesh, *, remote: bool) -> Callable[[int], float]:
+def small(mesh: Mesh, clocks: Callable[[], list[float]], *, remote: bool) -> Callable[[int], Taken]:
     """The MLP that torchmonarch trains; with our sum of gradients, which it leaves out."""
     model: Any = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
     batch = (distribute(torch.randn(64, 64), mesh, ["dp"]),)
@@ -203,26 +232,27 @@ def small(mesh: Mesh, *, remote: bool) -> Callable[[int], float]:
         model = module_to_mesh(model, mesh, remote=True, out_spec=["dp"])
     else:
         model = module_to_mesh(model, mesh)
-    return stepper(model, RemoteOptimizer(torch.optim.SGD, model.parameters(), lr=0.01), small_loss, batch)
+    return stepper(model, RemoteOptimizer(torch.optim.SGD, model.parameters(), lr=0.01), small_loss, batch, clocks)
 
 
-def rows(mesh: Mesh, single: Mesh, peers: Any) -> dict[str, Callable[[int], float]]:
+def rows(procs: Any, peers: Any) -> dict[str, Callable[[int], Taken]]:
     """All rows but torchmonarch's, by name."""
-    found: dict[str, Callable[[int], float]] = {}
+    found: dict[str, Callable[[int], Taken]] = {}
+    mesh, single, clocks = Mesh(procs=procs), Mesh(procs=procs.slice(dp=slice(0, 1))), clocks_of(procs)
 
-    def peer(name: str) -> Callable[[int], float]:
-        return lambda num: max(seconds for _, seconds in peers.steps.call(name, num).get().items())
+    def peer(name: str) -> Callable[[int], Taken]:
+        return lambda num: max(taken for _, taken in peers.steps.call(name, num).get().items())
 
     for task in _TASKS:
         for kind in ("ddp", "dtensor"):
             peers.make.call(task, kind).get()
             found[f"{task} {kind}"] = peer(f"{task} {kind}")
         for kind in ("op by op", "remote"):
-            found[f"{task} ours, {kind}"] = ours(task, mesh, kind)
+            found[f"{task} ours, {kind}"] = ours(task, mesh, kind, clocks)
         found[f"{task} one process"] = alone(task)
-        found[f"{task} ours on one rank"] = ours(task, single, "remote")
-    found["small ours, op by op"] = small(mesh, remote=False)
-    found["small ours, remote"] = small(mesh, remote=True)
+        found[f"{task} ours on one rank"] = ours(task, single, "remote", clocks)
+    found["small ours, op by op"] = small(mesh, clocks, remote=False)
+    found["small ours, remote"] = small(mesh, clocks, remote=True)
     return found
 
 
@@ -256,25 +286,27 @@ def main() -> None:
     other = host.spawn_procs({"ranks": 2}, preload=["torch", "torch.distributed.tensor"], bootstrap=one_thread)
     spmd(other).init("gloo")
     peers = other.spawn("peer", Peer)
-    table = rows(Mesh(procs=procs), Mesh(procs=procs.slice(dp=slice(0, 1))), peers)
+    table = rows(procs, peers)
     monarch = Monarch(chosen.torchmonarch) if chosen.torchmonarch else None
     if monarch is not None:
         table["small torchmonarch"] = monarch.steps
     for run in table.values():
         run(2)
-    taken: dict[str, list[float]] = {name: [] for name in table}
+    taken: dict[str, list[Taken]] = {name: [] for name in table}
     for _ in range(chosen.rounds):
         for name, run in table.items():
             taken[name].append(run(chosen.steps))
-    print(f"{'ms a step':28}{'median':>9}{'best':>9}")
-    for name, times_s in taken.items():
-        print(f"{name:28}{statistics.median(times_s) * 1e3:9.2f}{min(times_s) * 1e3:9.2f}")
-    print(f"\n{'speed, ratio':52}{'median':>9}{'best':>9}{'goal':>7}")
+    print(f"{'ms a step, medians':28}{'elapsed':>10}{'rank CPU':>10}{'program CPU':>13}")
+    for name, times in taken.items():
+        elapsed, rank, program = ((statistics.median(column) * 1e3) for column in zip(*times, strict=True))
+        print(f"{name:28}{elapsed:10.2f}{rank:10.2f}{program:13.2f}")
+    print(f"\n{'speed, ratio of medians':52}{'elapsed':>9}{'best':>9}{'CPU':>9}{'goal':>7}")
     for name, against, goal in _RATIOS:
         if against in taken:
-            median = statistics.median(taken[against]) / statistics.median(taken[name])
-            best = min(taken[against]) / min(taken[name])
-            print(f"{name + ' / ' + against:52}{median:9.2f}{best:9.2f}{goal:7.2f}")
+            pairs = list(zip(zip(*taken[against], strict=True), zip(*taken[name], strict=True), strict=True))
+            elapsed, rank, _ = (statistics.median(one) / (statistics.median(other) or 1.0) for one, other in pairs)
+            best = min(pairs[0][0]) / min(pairs[0][1])
+            print(f"{name + ' / ' + against:52}{elapsed:9.2f}{best:9.2f}{rank:9.2f}{goal:7.2f}")
     if monarch is not None:
         monarch.close()
     sys.stdout.flush()
