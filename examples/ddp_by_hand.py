@@ -2,8 +2,8 @@
 
     monarch-hpc run --local 2 examples/ddp_by_hand.py
 
-Tensors in ``with procs.activate()`` have a value of their own on each rank. What DistributedDataParallel does inside of a
-process, these lines do from outside; the result is that of one process with all batches.
+Tensors in ``with procs.activate()`` have a value of their own on each rank. What DistributedDataParallel does inside of
+a process, these lines do from outside; the result is that of one process with all batches.
 """
 
 from typing import Any
