@@ -101,7 +101,8 @@ def test_malformed_records_end_a_frame_and_no_worker(fuzzed: ProcMesh, monkeypat
             assert len(answers) == 2
     # The values that the program knows may be gone, but the workers are there.
     with procs.activate():
-        z = torch.full((3,), 4.0).reduce("dp")
+        four: Any = torch.full((3,), 4.0)
+        z = four.reduce("dp")
         assert inspect(z).tolist() == [8.0] * 3
         assert [int(inspect(process_there(), dp=rank)) for rank in range(2)] == process
 
