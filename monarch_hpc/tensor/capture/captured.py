@@ -177,6 +177,8 @@ class Captured(Generic[P, R]):
         for program in variant.programs:
             program.reset_gradients()
         before = Reached(self._function)
+        for one in before.hosted:
+            one.send_changes()  # not a part of what is recorded
         result, recorder = self._run(leaves, tree, given)
         variant.num_recordings += 1
         variant.last = None

@@ -57,6 +57,7 @@ class Reached:
         tensors: mesh tensors by number of their values, and the edges that lead to each.
         modules: edges that lead to modules.
         optimizers: optimizers.
+        hosted: what lives on the ranks, and is told of changes of attributes in the program before it is used.
     """
 
     def __init__(self, function: Any) -> None:
@@ -64,6 +65,7 @@ class Reached:
         self.tensors: dict[int, tuple[MeshTensor, tuple[Edge, ...]]] = {}
         self.modules: dict[Any, Edge] = {}
         self.optimizers: list[Optimizer] = []
+        self.hosted: list[Any] = []
         self._quiet: set[int] = set()
         self._parent: dict[int, tuple[int, Edge]] = {}
         self._seen: dict[int, Any] = {}
@@ -95,6 +97,8 @@ class Reached:
             self._quiet.update(id(one) for one in (value.state, *value.state.values()))
         if isinstance(value, (list, dict, set)) and id(value) not in self._quiet:
             self.scalars[id(value), "length"] = ("len", value, "length"), len(value)
+        if _is_hosted(value):
+            self.hosted.append(value)
         if isinstance(value, nn.Module):
             for step in self._path(value):
                 self.modules[_hashable(step)] = step
@@ -138,7 +142,11 @@ def _edges(value: Any) -> Iterable[Edge]:
         yield from _parts(value)
     elif isinstance(value, (type, CellType, LRScheduler)) or type(value).__module__ in ("builtins", "types"):
         return  # a scheduler counts, and acts by the options of its optimizer
-    elif not type(value).__module__.startswith("monarch_hpc."):
+    elif _is_hosted(value):
+        for name in ("holder", "_holder", "param_groups"):
+            if name in vars(value):
+                yield "item", vars(value), name
+    elif isinstance(value, nn.Module) or not type(value).__module__.startswith("monarch_hpc."):
         if isinstance(getattr(value, "__dict__", None), dict):
             yield from _parts(vars(value))
         for cls in type(value).__mro__:
@@ -146,6 +154,10 @@ def _edges(value: Any) -> Iterable[Edge]:
                 for name, method in vars(cls).items():
                     if isinstance(method, FunctionType):
                         yield "item", vars(cls), name
+
+
+def _is_hosted(value: Any) -> bool:
+    return type(value).__module__.startswith("monarch_hpc.tensor.training.") and hasattr(value, "send_changes")
 
 
 def _is_library(module: Any) -> bool:

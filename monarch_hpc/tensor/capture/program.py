@@ -102,7 +102,9 @@ class CapturedProgram:
             self._optimizers.append(OptimizerState(optimizer, after, before))
         if len({id(optimizer) for optimizer in recording.optimizers}) < len(specs):
             raise CannotCapture("an optimizer takes several steps in one call")
-        options = {id(group) for optimizer in recording.optimizers for group in optimizer.param_groups}
+        self._hosted = reached.hosted
+        hosted = [one for one in reached.optimizers if one in reached.hosted]
+        options = {id(group) for optimizer in (*recording.optimizers, *hosted) for group in optimizer.param_groups}
         skipped = {key for key, (edge, _) in reached.scalars.items() if id(edge[1]) in options}
         self._guards = Guards(reached, recording.externals, volatile | skipped)
         self._leaves = [
@@ -138,6 +140,8 @@ class CapturedProgram:
         """
         view = self._view
         engine = view.engine
+        for one in self._hosted:
+            one.send_changes()
         numbers = [tensor._h.number for tensor in given]
         sent = [put(source, view) for source in self._sources]
         numbers += [tensor._h.number for tensor in sent]

@@ -120,6 +120,8 @@ class StepRecorder:
         )
 
     def _begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if hasattr(optimizer, "send_changes"):  # it lives on the ranks
+            return
         try:
             spec = optimizer_spec(optimizer, args[1:], kwargs, self._view)
         except CannotCapture as refusal:

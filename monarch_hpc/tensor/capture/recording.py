@@ -183,7 +183,7 @@ class Normalizer:
                 self.own[number] = len(self.own)
             if layout.num_outs:
                 own.append(layout.out)
-                record[layout.out] = self.own[first]
+            record[layout.out] = self.own[first] if layout.num_outs else 0
         if layout.obj:
             record[layout.obj] = 0
         makes = range(begin, len(self.own))

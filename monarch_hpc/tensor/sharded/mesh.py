@@ -24,7 +24,9 @@ from monarch_hpc.tensor.ops.meta import Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.remote_functions import Remote
 from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
-from monarch_hpc.tensor.sharded.spec import ShardingSpec, place_dims, shard_slices
+from monarch_hpc.tensor.sharded.communication import Communication
+from monarch_hpc.tensor.sharded.memory import MemoryRow, held_tensors
+from monarch_hpc.tensor.sharded.spec import ShardingSpec, place_dims, shard_slices, size_of
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import PUT, Ref
 
@@ -152,19 +154,19 @@ class Mesh:
 
     def zeros(self, *size: Any, **options: Any) -> MeshTensor:
         """A tensor of zeros; see `full`."""
-        return self._made("full", _size(size), 0.0, **_options(options))
+        return self._made("full", size_of(size), 0.0, **_options(options))
 
     def ones(self, *size: Any, **options: Any) -> MeshTensor:
         """A tensor of ones; see `full`."""
-        return self._made("full", _size(size), 1.0, **_options(options))
+        return self._made("full", size_of(size), 1.0, **_options(options))
 
     def rand(self, *size: Any, **options: Any) -> MeshTensor:
         """Random numbers in [0, 1): those that one process draws, whatever the mesh; see `full` and `manual_seed`."""
-        return self._made("rand", _size(size), None, **_options(options))
+        return self._made("rand", size_of(size), None, **_options(options))
 
     def randn(self, *size: Any, **options: Any) -> MeshTensor:
         """Random numbers of a normal distribution; see `rand`."""
-        return self._made("randn", _size(size), None, **_options(options))
+        return self._made("randn", size_of(size), None, **_options(options))
 
     def _made(
         self,
@@ -217,6 +219,14 @@ class Mesh:
     def capture(self, function: Callable[..., Any] | None = None, *, verify: bool = False) -> Any:
         """Have a function on tensors of this mesh replayed by one record; see `ProcMesh.capture`."""
         return capture_on(self.procs, function, verify, is_sharded=True)
+
+    def communication(self) -> Communication:
+        """Count what operations imply between ranks: ``with mesh.communication() as found: ...; print(found)``."""
+        return Communication(self._view)
+
+    def memory(self) -> list[MemoryRow]:
+        """The tensors of this mesh that the program holds, by shape and type, the largest first."""
+        return held_tensors(self._view)
 
     def sync(self) -> None:
         """Wait until the ranks have done all that was issued.
@@ -365,10 +375,6 @@ def _arranged(procs: ProcMesh, extent: Extent) -> ProcMesh:
     if len(extent.names) > 1:
         parts.update(extent.to_dict())
     return procs.flatten("procs").split(**parts)
-
-
-def _size(given: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else given
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_hpc.core.shape import Extent
 
-__all__ = ["ShardingSpec", "even_shard_shape", "place_dims", "shard_slices"]
+__all__ = ["ShardingSpec", "even_shard_shape", "place_dims", "shard_slices", "size_of"]
 
 ShardingSpec = Sequence[Any]
 """For each dimension of the tensor: the name of a dimension of the mesh, a tuple of names, or None."""
@@ -69,6 +69,11 @@ def shard_slices(
             each = math.ceil((end - begin) / size)
             ranges[dim] = min(begin + at * each, end), min(begin + (at + 1) * each, end)
     return tuple(slice(begin, end) for begin, end in ranges)
+
+
+def size_of(given: tuple[Any, ...]) -> tuple[int, ...]:
+    """The shape that arguments mean: sizes, or a sequence of them."""
+    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else given
 
 
 def even_shard_shape(shape: Sequence[int], dims: tuple[int, ...], extent: Extent) -> tuple[int, ...]:

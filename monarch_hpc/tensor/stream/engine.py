@@ -103,6 +103,7 @@ class TensorEngine:
         threshold: number of integers at which it leaves.
         next_value: number of the next value.
         recorder: takes each frame that is sent while a step is captured.
+        site_log: collects the lines of all frames, with the number of the first operation; None if nobody asks.
     """
 
     def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
@@ -119,6 +120,7 @@ class TensorEngine:
         self.failures = Failures(config.keep_errors)
         self.broken: MonarchError | None = None
         self.recorder: FrameRecorder | None = None
+        self.site_log: list[tuple[int, list[Site]]] | None = None
         self._abort = abort
         self._base = 0
         self._templates: OrderedDict[Any, int] = OrderedDict()
@@ -263,6 +265,8 @@ class TensorEngine:
         assert view is not None
         if self.recorder is not None:
             self.recorder.add(view, self.ints, self._objects, sites)
+        if self.site_log is not None:
+            self.site_log.append((self._base, sites))
         frame = Sequenced(self._base, sites)
         arguments = self._base, self._specs, self._objects, data, view.mesh
         self._base += len(sites)

@@ -111,18 +111,23 @@ class _Remote:
             if tensor._h.view is not view:
                 raise foreign(tensor, view)
         args, kwargs = tree_map(self._sent, (args, kwargs))
-        flags = tuple(part.training for part in self._parts)
-        if flags != self._flags:
-            number = self.holder._h.number
-            Issued("modules.set_training", [Ref(number), flags], [number], 0).issue(view)
-            self._flags = flags
-            for part, flag in zip(self._shell_parts, flags, strict=True):
-                part.training = flag
+        self.send_changes()
+        flags = self._flags
         forward = self._forwards.get(flags)
         if forward is None:
             forward = self._forwards[flags] = _Forward(self._shell)
         shapes = self._shapes_of(forward, args, kwargs) if self._is_local else ()
         return dispatch(forward, (self.holder, shapes, *args), kwargs)
+
+    def send_changes(self) -> None:
+        """Tell the ranks which parts are in training, if that has changed."""
+        flags = tuple(part.training for part in self._parts)
+        if flags != self._flags:
+            number = self.holder._h.number
+            Issued("modules.set_training", [Ref(number), flags], [number], 0).issue(self.view)
+            self._flags = flags
+            for part, flag in zip(self._shell_parts, flags, strict=True):
+                part.training = flag
 
     def _sent(self, leaf: Any) -> Any:
         local = isinstance(leaf, torch.Tensor) and leaf.__class__ is not MeshTensor

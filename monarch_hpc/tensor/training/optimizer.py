@@ -91,6 +91,16 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        changes = self._changes()
+        if changes:
+            arguments = [Ref(self._own[0]), changes]
+            Issued("optimizers.step", arguments, self._own, 0, grads="read").issue(self._view)
+        else:
+            self._step.issue(self._view)
+        return loss
+
+    def _changes(self) -> list[tuple[int, str, Any]]:
+        """The hyperparameters that have changed since they were asked for: number of the group, name, value."""
         own = self._hyperparameters()
         changes = [
             (place, name, value)
@@ -100,20 +110,25 @@ class RemoteOptimizer(torch.optim.Optimizer):
         ]
         if changes:
             self._sent = own
-            arguments = [Ref(self._own[0]), changes]
-            Issued("optimizers.step", arguments, self._own, 0, grads="read").issue(self._view)
-        else:
-            self._step.issue(self._view)
-        return loss
+        return changes
+
+    def send_changes(self) -> None:
+        """Tell the ranks what has changed here since the last step, before steps of which they are not told."""
+        changes = self._changes()
+        if changes:
+            Issued("optimizers.change", [Ref(self._own[0]), changes], [self._own[0]], 0).issue(self._view)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, or overwrite them."""
         if not set_to_none:
             super().zero_grad(set_to_none=False)
             return
+        recorder = self._view.engine.recorder
         for group in self.param_groups:
             for param in group["params"]:
                 if param._n.__class__ is GraphLeaf:
+                    if recorder is not None:
+                        recorder.note_leaf(param._n)
                     param._n.has_grad, param._n.grad = False, None
         self._zero_grad.issue(self._view)
 

@@ -143,8 +143,11 @@ class TensorWorker(Actor):
         values, templates, execution = self._values, self._templates, self._execution
         i, end = 0, len(a)
         grad = torch.is_grad_enabled()
+        counter = None if execution.sharding is None else execution.sharding.counter
         while i < end:
             number = a[i]
+            if counter is not None:
+                counter.seq = seq
             if number >= FIRST_TEMPLATE and type(template := templates[number]) is Template:
                 if template.grad is not grad:
                     grad = template.grad

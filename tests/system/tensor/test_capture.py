@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from monarch_hpc import ProcMesh
-from monarch_hpc.distributed import Mesh, distribute, module_to_mesh
+from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
 from monarch_hpc.tensor import inspect, random, remote, sync
 
 _GET_S = 60.0
@@ -96,6 +96,38 @@ def test_a_step_on_sharded_tensors_equals_the_one_as_written(mesh: Mesh, name: s
     assert (run.num_replays, run.reason) == (5, "")
     assert found[0][0] == found[1][0]
     assert all(torch.equal(found[0][1][key], found[1][1][key]) for key in state)
+
+
+def test_a_step_of_a_module_on_the_ranks_equals_the_one_as_written(mesh: Mesh) -> None:
+    def trained_there(wrap: Any) -> tuple[list[float], dict[str, Any], Any]:
+        mesh.manual_seed(5)
+        model = module_to_mesh(network(), mesh, remote=True)
+        optimizer = RemoteOptimizer(torch.optim.AdamW, model.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        x = distribute(torch.arange(48.0).reshape(8, 6) / 48, mesh, ["dp"])
+
+        def step(batch: Any) -> Any:
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run, losses = wrap(step), []
+        for number in range(8):
+            if number == 5:  # the ranks must be told of training, and of evaluation before it
+                model.eval()
+                model(x)
+                model.train()
+            losses.append(run(x))
+            schedule.step()
+        state: Any = model.state_dict()
+        return [loss.item() for loss in losses], {key: state[key].full_tensor() for key in state}, run
+
+    written, captured = trained_there(lambda step: step), trained_there(mesh.capture)
+    assert written[0] == captured[0]
+    assert all(torch.equal(written[1][key], captured[1][key]) for key in written[1])
+    assert (captured[2].num_replays, captured[2].reason) == (5, "")
 
 
 def test_a_replay_is_one_message_and_leaves_nothing(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:

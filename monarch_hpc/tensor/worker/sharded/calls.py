@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter, count_with
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 
 __all__ = [
+    "count_communication",
     "current_ops",
     "entered",
     "global_from_shards",
@@ -115,6 +117,15 @@ def placements(tensor: DTensor) -> tuple[Any, ...]:
     """How the tensor is placed."""
     found: tuple[Any, ...] = tensor.placements
     return found
+
+
+def count_communication(begins: bool) -> dict[tuple[int, str], tuple[int, int]] | None:
+    """Begin to count collectives, or end it and return them; see `CommunicationCounter.counts`."""
+    ops = current_ops()
+    found = ops.counter
+    ops.counter = CommunicationCounter() if begins else None
+    count_with(ops.counter)
+    return None if begins or found is None else found.counts
 
 
 def seed(number: int) -> None:

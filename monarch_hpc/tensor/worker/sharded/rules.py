@@ -7,6 +7,7 @@ All other operators gather their arguments, run on every rank alike, and give re
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.trusted import REGULAR, TRUSTED
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["ShardedOps", "is_refusal", "is_regular"]
 
@@ -74,6 +78,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     Attributes:
         world: gives the `World` of the ranks of *mesh*, which it makes at the first call, on all of them.
         last_seed: the seed that random numbers began with.
+        counter: counts collectives; None if nobody asks.
         num_calls: number of calls since then of modules that live on the ranks, whose random numbers are their own.
     """
 
@@ -83,6 +88,8 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self.replicated = (Replicate(),) * mesh.ndim
         self._trusts = trusts or _is_trusted
         self.world: Callable[[], Any] = _no_world
+        self.counter: CommunicationCounter | None = None
+        self._gathered: set[str] = set()
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -166,6 +173,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             raise NotImplementedError(
                 f"{op}: changes the shape of a sharded tensor in place; use the form that returns a new tensor"
             )
+        self._tell_gathering(str(op), args, kwargs)
         wholes: dict[int, torch.Tensor] = {}
         sources: list[tuple[DTensor, torch.Tensor]] = []
         written = [leaf for leaf in _written(traits, args, kwargs) if isinstance(leaf, DTensor)]
@@ -200,6 +208,18 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             return back[id(leaf)] if id(leaf) in back else self.wrap(leaf)
 
         return tree_map(sharded, result)
+
+    def _tell_gathering(self, op: str, args: Any, kwargs: Any) -> None:
+        """Warn, once for each operator and on the first rank, that it gathers its arguments."""
+        if op in self._gathered or self.mesh.get_rank() != int(self.mesh.mesh.flatten()[0]):
+            return
+        if any(one.placements != self.replicated for one in tree_iter((args, kwargs)) if isinstance(one, DTensor)):
+            self._gathered.add(op)
+            _log.warning(
+                "%s gathers its sharded arguments on each rank, and its result is whole on each: DTensor's rule for it "
+                "is not used; redistribute its result, or use other operators, where that costs too much",
+                op,
+            )
 
     def _random(self, op: Any, traits: _Traits, args: Any, kwargs: Any) -> Any:
         """Draw as one process does, each rank all numbers, and keep this rank's share."""

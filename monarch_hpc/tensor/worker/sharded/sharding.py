@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.sharded.calls import entered, settle_gradients
+from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 from monarch_hpc.tensor.worker.sharded.world import World
@@ -66,6 +67,11 @@ class Sharding:
             stand_in.require_grad(flag)
         else:
             tensor.requires_grad_(flag)
+
+    @property
+    def counter(self) -> CommunicationCounter | None:
+        """Counts the collectives of operations; None if nobody asks."""
+        return self._ops.counter
 
     def entered(self) -> AbstractContextManager[None]:
         """Run a frame."""

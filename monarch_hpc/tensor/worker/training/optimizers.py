@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch_hpc.tensor.worker.sharded.calls import current_ops, settle_gradients
 from monarch_hpc.tensor.worker.training.placed import behind_local, placed_as, placements_on
 
-__all__ = ["HostedOptimizer", "build", "load_state", "state", "step", "zero_grad"]
+__all__ = ["HostedOptimizer", "build", "change", "load_state", "state", "step", "zero_grad"]
 
 _BY_ELEMENT = frozenset(
     {
@@ -84,8 +84,7 @@ class HostedOptimizer:
             with self._context():
                 owner.settle()
         settle_gradients([param for param, own in zip(self._params, self._stand_ins, strict=True) if own is None])
-        for place, name, value in changes:
-            self.optimizer.param_groups[place][name] = value
+        self.change(changes)
         for param, stepped in zip(self._params, self._stepped, strict=True):
             if stepped is not param:
                 stepped.grad = None if param.grad is None else behind_local(param.grad)
@@ -103,6 +102,11 @@ class HostedOptimizer:
             for param, stepped in zip(self._params, self._stepped, strict=True):
                 if stepped is not param:
                     stepped.grad = None
+
+    def change(self, changes: list[tuple[int, str, Any]]) -> None:
+        """Change hyperparameters; see `step`."""
+        for place, name, value in changes:
+            self.optimizer.param_groups[place][name] = value
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -166,6 +170,11 @@ def step(optimizer: HostedOptimizer, changes: list[tuple[int, str, Any]]) -> Non
     """See `HostedOptimizer.step`."""
     with torch.no_grad():
         optimizer.step(changes)
+
+
+def change(optimizer: HostedOptimizer, changes: list[tuple[int, str, Any]]) -> None:
+    """Change hyperparameters; see `HostedOptimizer.step`."""
+    optimizer.change(changes)
 
 
 def zero_grad(optimizer: HostedOptimizer) -> None:
