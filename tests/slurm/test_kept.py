@@ -1,4 +1,4 @@
-"""What is left of an allocation's records: after its release, and after the death of hosts, agents and procs."""
+"""Records of an allocation that are left after its release, whatever procs, helpers and agents died before."""
 
 from __future__ import annotations
 

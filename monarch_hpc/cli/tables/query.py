@@ -70,7 +70,7 @@ def command(
         live, ended = find_askable(name, job, load_for_command({}).config, output)
         if not live and not ended:
             output.warn(NO_ALLOCATION)
-        found = collect(live, engine.tables, timeout_s, since_s)
+        found = collect(live, engine.tables, timeout_s, since_s, ended)
         answer = QueryResult(engine.run(found.rows, timeout_s, having_kept([*live, *ended]), since_s), found)
     if found.missing:
         output.warn(f"the answer lacks rows of {_named(found.missing)}, which did not answer within {timeout_s:g} s")

@@ -24,12 +24,13 @@ from monarch_hpc.telemetry.layout import CAST, NO_STEP
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.telemetry.scribe.keeper import Keeper
+from monarch_hpc.telemetry.scribe.keeper import RecordKeeper
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.scribe.rate import halvings
-from monarch_hpc.wire.control.scribe import Keep
+from monarch_hpc.wire.control.scribe import KeepRecords
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.procs import RunProcess
+from tests.child import child
 
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("numpy")
@@ -48,7 +49,7 @@ class Written:
 
     def __init__(self, directory: Path, rank: int = 0, max_per_s: int = 1_000_000, max_bytes: int = 1 << 30) -> None:
         self.directory = directory
-        self.order = Keep(str(directory), rank, 60.0, max_bytes, max_per_s, 600.0)
+        self.order = KeepRecords(str(directory), rank, 60.0, max_bytes, max_per_s, 600.0)
         self.fd = make_memory("proc")
         self.recorder = Recorder(os.dup(self.fd), 0xABC)
         self.spool = os.memfd_create("spool", os.MFD_ALLOW_SEALING)
@@ -59,9 +60,9 @@ class Written:
         self.random = random.Random(5)
         self.number = 0
 
-    def start(self) -> Keeper:
+    def start(self) -> RecordKeeper:
         """Start a keeper, as a helper does that is the first or the next one."""
-        keeper = Keeper(self.order, "n1", os.dup(self.spool), lambda: CORRECTION)
+        keeper = RecordKeeper(self.order, "n1", os.dup(self.spool), lambda: CORRECTION)
         keeper.add(PLACE, self.fd)
         return keeper
 
@@ -263,7 +264,7 @@ def test_kills_while_files_are_written_lose_and_double_nothing(written: Written,
         written.handle(2000)
         written.recorder.rings.metric(0, written.recorder.names.metric("loss"), 0, round_number, 1.0)
         written.keeper.finish()
-        with subprocess.Popen(argv) as process:
+        with child(subprocess.Popen(argv)) as process:
             # Somewhere in its imports, its reading, its writing, or after its end.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(written.random.uniform(0.2, 3.0))
