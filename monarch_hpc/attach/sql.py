@@ -90,6 +90,14 @@ class QueryResult:
         """The answer as a `pyarrow.Table`."""
         return self._table
 
+    def to_parquet(self) -> bytes:
+        """The answer as the contents of a parquet file."""
+        import pyarrow.parquet
+
+        written = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(self._table, written, compression="zstd")
+        return bytes(written.getvalue())
+
     def to_pandas(self) -> Any:
         """The answer as a `pandas.DataFrame`, which needs pandas."""
         return self._table.to_pandas()
@@ -160,6 +168,7 @@ class SqlEngine:
 
     Attributes:
         tables: those that the question may be about.
+        plan: how the engine will answer it: the columns and rows that it needs, and what it does with them.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], sql: str) -> None:
@@ -169,7 +178,9 @@ class SqlEngine:
         self._input, self._output = process.stdin.fileno(), process.stdout.fileno()
         with contextlib.suppress(BrokenPipeError):  # why is reported below
             write_message(self._input, sql.encode(errors="replace"))
-        self.tables: list[str] = json.loads(self._read(_START_S, "was not taken"))
+        taken = json.loads(self._read(_START_S, "was not taken"))
+        self.tables: list[str] = taken["tables"]
+        self.plan: str = taken["plan"]
 
     def run(
         self,

@@ -209,7 +209,9 @@ def test_the_hosts_the_channels_that_fell_back_and_what_has_changed(trainers: Ac
     assert telemetry.query("SELECT * FROM state_changes", timeout_s=_PATIENCE_S).columns[0] == "t"
 
 
-def test_the_command_asks_by_name(trainers: ActorMesh[Trainer], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_asks_by_name(
+    trainers: ActorMesh[Trainer], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     trainers.log.call(HOSTILE).get(_PATIENCE_S)
     command = ["query", "--allocation", os.environ[DIRECTORY_VARIABLE], "--deadline", "60s"]
     assert main([*command, "--ask", "loss-spread"]) == 0
@@ -218,6 +220,12 @@ def test_the_command_asks_by_name(trainers: ActorMesh[Trainer], capsys: pytest.C
     assert main([*command, "--ask", "loss-spread", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert HOSTILE in {row[1] for row in document["rows"]}
+    file = tmp_path / "loss.parquet"
+    assert main([*command, "--ask", "loss-spread", "--format", "parquet", "-o", str(file)]) == 0
+    assert f"{file}: {len(document['rows'])} rows" in capsys.readouterr().out and file.read_bytes()[:4] == b"PAR1"
+    assert main([*command, "--ask", "loss-spread", "--explain", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"] == ["metrics"]
+    assert main([*command, "SELECT 1", "--format", "parquet"]) == 64
     assert main([*command, "SELECT 1", "--ask", "loss-spread"]) == 64
     assert main([*command]) == 64
     assert main([*command, "--ask", "no such"]) == 64
