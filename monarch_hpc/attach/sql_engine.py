@@ -51,7 +51,7 @@ MAX_MEMORY_BYTES = 8 << 30
 UNREADABLE = b"unreadable"
 """Key in the metadata of an answer: files of kept rows that cannot be read, as JSON."""
 
-_KEYS = ("run", "mesh", "rank", "host", "pid", "record")
+_KEYS = ("run", "mesh", "rank", "pid", "record")
 """Columns that tell a row of a process from others."""
 
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -100,8 +100,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     sql = _read_message().decode()
     try:
-        tables, plan = check(sql)
-        write_message(1, json.dumps({"tables": tables, "plan": plan}).encode())
+        names, plan = check(sql)
+        write_message(1, json.dumps({"tables": names, "plan": plan}).encode())
         tables = EngineTables(**json.loads(_read_message()))
         unreadable: list[str] = []
         answer = _plan(sql, tables, unreadable).to_arrow_table()
