@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from monarch_hpc.core.version import __version__
     from monarch_hpc.mesh.actors import ActorMesh
     from monarch_hpc.mesh.calls.accumulator import Accumulator
+    from monarch_hpc.mesh.calls.progress import progress
     from monarch_hpc.mesh.current import attach, hosts, this_host, this_proc
     from monarch_hpc.mesh.healing.heal import Healed, heal_mesh
     from monarch_hpc.mesh.host import HostMesh
@@ -122,6 +123,7 @@ _HOMES = {
     "log_metric": "actor.metrics",
     "on_deadline": "mesh.program.notice",
     "requeue": "slurm.requeue",
+    "progress": "mesh.calls.progress",
     "run_script": "mesh.scripts.script",
     "run_worker_loop_forever": "mesh.workers",
     "seconds_left": "mesh.program.notice",
@@ -192,6 +194,7 @@ __all__ = [
     "hosts",
     "log_metric",
     "on_deadline",
+    "progress",
     "requeue",
     "run_script",
     "run_worker_loop_forever",

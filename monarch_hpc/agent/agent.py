@@ -24,15 +24,18 @@ from monarch_hpc.core.death import Death
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.clock import ClockComparison
+from monarch_hpc.telemetry.observer import RecordObserver, open_observer
+from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.clocks import ClockTold
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, SetLogs
 from monarch_hpc.wire.control.procs import ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
 from monarch_hpc.wire.control.questions import Ask, Portion
-from monarch_hpc.wire.control.runs import CloseRun, RunClosed
+from monarch_hpc.wire.control.runs import CloseRun, Recording, RunClosed
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.tables.answer import answer
+from monarch_hpc.wire.tables.calls import PROGRAM_MESH
 from monarch_hpc.wire.tables.keeping import KEEPING
 from monarch_hpc.wire.tables.profiles import PROFILES
 from monarch_hpc.wire.tables.samples import SAMPLES
@@ -59,6 +62,7 @@ class Agent:
     Attributes:
         seated: whether it has this host's seat. Without it there may be another agent here, whose processes carry the
             same marks: it ends nothing but its zygotes when it leaves.
+        reaper: watches its children.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class Agent:
         self._settings = settings
         self._zygotes = zygotes
         self._steps = steps
-        self._reaper = reaper
+        self.reaper = reaper
         self._programs = programs
         self._send = send
         telemetry = settings.telemetry
@@ -98,6 +102,15 @@ class Agent:
         if not self.seated:
             self.seated = True
             self._engine.call_soon(self._clock.start)
+
+    def open_observer(self, recording: Recording) -> RecordObserver | None:
+        """See `telemetry.observer.open_observer`; what the program records is kept as that of procs is."""
+        observer = open_observer(recording)
+        if observer is not None:
+            place = ProcPlace(recording.run, PROGRAM_MESH, 0, recording.pid)
+            self._scribe.add(place, observer.memory_fd)
+            observer.on_close = partial(self._scribe.remove, place, "", failed=False)
+        return observer
 
     def handle(self, message: Message) -> None:
         """Carry out one message from the head; a failure is answered at once."""
@@ -275,7 +288,7 @@ class Agent:
         # An orphan that emptied its environment belongs to no known run, so it is killed only when none has processes.
         if self._procs or self._programs.running:
             return 0
-        found = orphans(self._reaper.watched)
+        found = orphans(self.reaper.watched)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from monarch_hpc.agent.agent import Agent
 from monarch_hpc.agent.agent_args import AgentArgs
-from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.idle import watch_idle
@@ -18,7 +18,6 @@ from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.allocation.heads import HeadPlace, write_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.telemetry.observer import open_observer
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
@@ -38,7 +37,7 @@ class HeadOffice:
     """The head of one term, in this process.
 
     Args:
-        reaper: watches this agent's children.
+        agent: that of this host.
         term: its term.
         journal: see `Head`.
         complete: called when all agents have joined, or the head has stopped waiting for them.
@@ -50,7 +49,7 @@ class HeadOffice:
 
     def __init__(
         self,
-        reaper: Reaper,
+        agent: Agent,
         args: AgentArgs,
         config: Config,
         term: int,
@@ -58,6 +57,7 @@ class HeadOffice:
         complete: Callable[[], None],
         ended: Callable[[], None],
     ) -> None:
+        reaper = agent.reaper
         self._engine = engine = reaper.engine
         self._args = args
         self._config = config
@@ -72,7 +72,7 @@ class HeadOffice:
             config.agent.grace_s,
             partial(self._changed, term),
             ended,
-            open_observer,
+            agent.open_observer,
             config.telemetry.max_answer_bytes,
             config.slurm.notice_s,
             journal,

@@ -166,7 +166,7 @@ class Service:
         self._agent.join()
         journal = HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add
         office = self._office = HeadOffice(
-            self._reaper, self._args, self._config, place.term, journal, self._on_complete, self._on_all_left
+            self._agent, self._args, self._config, place.term, journal, self._on_complete, self._on_all_left
         )
         head = office.head
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from monarch_hpc.attach.attach import query_portions
+from monarch_hpc.attach.overview import read_overview
 from monarch_hpc.attach.sql_engine import ERROR, SQL_TABLES, UNREADABLE, write_message
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.text.html import SHOWN_ROWS, html_table
 from monarch_hpc.telemetry.kept.parts import KEPT
+from monarch_hpc.wire.tables.overview import OVERVIEW
 
 __all__ = ["Collected", "QueryResult", "SqlEngine", "collect", "having_kept", "open_engine", "query_allocations"]
 
@@ -73,9 +76,27 @@ class QueryResult:
         """The rows, of plain values; times are `datetime`."""
         return list(zip(*(column.to_pylist() for column in self._table.columns), strict=True))
 
+    def _repr_html_(self) -> str:
+        """The first rows as a table, for notebooks."""
+        first = QueryResult._first(self._table)
+        missing = f", without {', '.join(self.missing_hosts)}" if self.missing_hosts else ""
+        return html_table(f"{self._table.num_rows} rows{missing}", self.columns, first, self._table.num_rows)
+
+    @staticmethod
+    def _first(table: Any) -> list[tuple[object, ...]]:
+        return list(zip(*(column.to_pylist() for column in table.slice(0, SHOWN_ROWS).columns), strict=True))
+
     def to_arrow(self) -> Any:
         """The answer as a `pyarrow.Table`."""
         return self._table
+
+    def to_parquet(self) -> bytes:
+        """The answer as the contents of a parquet file."""
+        import pyarrow.parquet
+
+        written = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(self._table, written, compression="zstd")
+        return bytes(written.getvalue())
 
     def to_pandas(self) -> Any:
         """The answer as a `pandas.DataFrame`, which needs pandas."""
@@ -106,13 +127,29 @@ def having_kept(directories: Iterable[Path]) -> list[Path]:
 
 
 def collect(
-    directories: Iterable[Path], names: Sequence[str], timeout_s: float, since_s: float | None = None
+    directories: Iterable[Path],
+    names: Sequence[str],
+    timeout_s: float,
+    since_s: float | None = None,
+    ended: Iterable[Path] = (),
 ) -> Collected:
-    """Ask all processes of allocations for their rows of some tables."""
+    """Ask all processes of allocations for their rows of some tables.
+
+    Args:
+        ended: directories of allocations that have ended, of which the changes are left.
+    """
     rows: dict[str, list[object]] = {name: [] for name in names}
     found = Collected(rows, [], [], [])
+    directories, gone = [*directories], [*ended]
+    for directory in [*directories, *gone]:
+        overview = read_overview(directory, names, timeout_s, live=directory not in gone)
+        for name, text in overview.rows.items():
+            rows[name] += json.loads(text)
+        found.missing.extend(overview.missing)
     for directory in directories:
         for name in names:
+            if name in OVERVIEW:
+                continue
             where = {"t": [">=", time.time() - since_s]} if since_s is not None and SQL_TABLES[name].history else {}
             answer = query_portions(directory, name, timeout_s, where)
             if answer is None:
@@ -131,6 +168,7 @@ class SqlEngine:
 
     Attributes:
         tables: those that the question may be about.
+        plan: how the engine will answer it: the columns and rows that it needs, and what it does with them.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], sql: str) -> None:
@@ -140,7 +178,9 @@ class SqlEngine:
         self._input, self._output = process.stdin.fileno(), process.stdout.fileno()
         with contextlib.suppress(BrokenPipeError):  # why is reported below
             write_message(self._input, sql.encode(errors="replace"))
-        self.tables: list[str] = json.loads(self._read(_START_S, "was not taken"))
+        taken = json.loads(self._read(_START_S, "was not taken"))
+        self.tables: list[str] = taken["tables"]
+        self.plan: str = taken["plan"]
 
     def run(
         self,

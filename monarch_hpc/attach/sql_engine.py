@@ -1,7 +1,7 @@
 """Runs one question in SQL in a process of its own, because it may run for ever, or out of memory.
 
 The door to DataFusion. Messages on stdin and stdout begin with their length, see `write_message`: the question; the
-tables that it names, or an error; `EngineTables`; the answer in Arrow's format, or an error.
+tables that it names and its plan, or an error; `EngineTables`; the answer in Arrow's format, or an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_MEMORY_BYTES = 8 << 30
 UNREADABLE = b"unreadable"
 """Key in the metadata of an answer: files of kept rows that cannot be read, as JSON."""
 
-_KEYS = ("run", "mesh", "rank", "host", "pid", "record")
+_KEYS = ("run", "mesh", "rank", "pid", "record")
 """Columns that tell a row of a process from others."""
 
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -100,7 +100,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     sql = _read_message().decode()
     try:
-        write_message(1, json.dumps(check(sql)).encode())
+        names, plan = check(sql)
+        write_message(1, json.dumps({"tables": names, "plan": plan}).encode())
         tables = EngineTables(**json.loads(_read_message()))
         unreadable: list[str] = []
         answer = _plan(sql, tables, unreadable).to_arrow_table()
@@ -109,10 +110,13 @@ def main() -> None:
         write_message(1, ERROR + explain(error, sql).encode(errors="replace"))
 
 
-def check(sql: str) -> list[str]:
-    """Return the tables that a question may be about. Any exception says that it is wrong, see `explain`."""
-    _plan(sql, EngineTables(), [])
-    return _tables_of(sql)
+def check(sql: str) -> tuple[list[str], str]:
+    """Return the tables that a question may be about, and the plan of its answer.
+
+    Any exception says that it is wrong, see `explain`.
+    """
+    plan = _plan(sql, EngineTables(), []).optimized_logical_plan().display_indent()
+    return _tables_of(sql), plan
 
 
 def _tables_of(sql: str) -> list[str]:

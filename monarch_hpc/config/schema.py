@@ -253,10 +253,6 @@ def known_keys() -> Mapping[str, object]:
     return types.MappingProxyType(dict(_keys_of(Config, "")))
 
 
-def _is_size(key: str) -> bool:
-    return key.endswith("_bytes") or "_bytes_per_" in key
-
-
 def convert(key: str, value: object, kind: object, source: str) -> object:
     """Return *value* converted to the type of *key*.
 
@@ -384,7 +380,7 @@ def _mapping(key: str, value: object, kind: object, source: str) -> Mapping[str,
 
 
 def _number(key: str, value: object, source: str, *, whole: bool) -> int | float:
-    if _is_size(key) and isinstance(value, str):
+    if "_bytes" in key and isinstance(value, str):
         try:
             return parse_size(value)
         except ConfigError as error:
@@ -394,7 +390,7 @@ def _number(key: str, value: object, source: str, *, whole: bool) -> int | float
             return float(value)
         if isinstance(value, int):
             return value
-    unit = " or a size such as 64MiB" if _is_size(key) else ""
+    unit = " or a size such as 64MiB" if "_bytes" in key else ""
     raise _wrong(key, value, source, ("a whole number" if whole else "a number") + ", 0 or more" + unit)
 
 

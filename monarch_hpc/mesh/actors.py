@@ -20,7 +20,7 @@ from monarch_hpc.mesh.calls.as_endpoint import attribute_of
 from monarch_hpc.mesh.calls.callee import Callee
 from monarch_hpc.mesh.calls.endpoint import Endpoint
 from monarch_hpc.mesh.calls.load import Load
-from monarch_hpc.mesh.view import MeshView
+from monarch_hpc.mesh.view import MeshView, ShownRows, hosts_of
 
 __all__ = ["ActorMesh", "check_actor", "procs_of"]
 
@@ -105,6 +105,9 @@ class ActorMesh(MeshView, Generic[A]):
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._callee.name} of {self._cls.__name__}, {self.extent}>"
+
+    def _shown_rows(self) -> ShownRows:
+        return hosts_of(self._callee.procs)
 
     def _viewing(self, region: Region) -> Self:
         callee = self._callee

@@ -28,13 +28,14 @@ from monarch_hpc.core.arguments import (
     shown,
 )
 from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.core.text.units import format_size
 from monarch_hpc.mesh.bootstrap import Bootstrap, at_each_point, check_bootstrap, run_bootstrap
 from monarch_hpc.mesh.bootstrap_command import BootstrapCommand, PointCommand, variables_of
 from monarch_hpc.mesh.door import ProgramDoor, current_door, door_of
 from monarch_hpc.mesh.launch import Launch, caller_line
 from monarch_hpc.mesh.plan import HostChoice, ProcPlan
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.view import MeshView
+from monarch_hpc.mesh.view import MeshView, ShownRows
 from monarch_hpc.supervision.policy import Restart
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST
@@ -88,6 +89,13 @@ class HostMesh(MeshView):
 
     def __repr__(self) -> str:
         return f"<HostMesh {self.extent}: {', '.join(entry.name for entry in self.entries)}>"
+
+    def _shown_rows(self) -> ShownRows:
+        def row(base_rank: int) -> list[object]:
+            one = self._entries[base_rank]
+            return [one.name, len(one.cpus), len(one.gpus), format_size(one.memory_bytes)]
+
+        return ["host", "cores", "GPUs", "memory"], row
 
     @property
     def entries(self) -> list[HostEntry]:

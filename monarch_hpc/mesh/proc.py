@@ -27,7 +27,7 @@ from monarch_hpc.mesh.actors import ActorMesh, check_actor
 from monarch_hpc.mesh.door import block, door_of
 from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.output.choice import LogChoice, both, parse_level
-from monarch_hpc.mesh.view import MeshView
+from monarch_hpc.mesh.view import MeshView, ShownRows, hosts_of
 from monarch_hpc.wire.frames import Buffer
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ class ProcMesh(MeshView):
     """Procs of a program; the dimensions are those of the hosts followed by those of `per_host`.
 
     A mesh of procs can be passed to actors, which may spawn actors on it. The program or actor that started the procs
-    owns them, and only the owner can stop them: not through a slice, nor through a mesh received in a message. The
-    procs of an actor end with it.
+    owns them, and only it can stop them, not through a slice or a received mesh. The procs of an actor end with it.
     """
 
     def __init__(
@@ -80,6 +79,9 @@ class ProcMesh(MeshView):
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self._shown}, {self.extent}>"
+
+    def _shown_rows(self) -> ShownRows:
+        return hosts_of(self._procs)
 
     @property
     def _shown(self) -> str:

@@ -10,6 +10,7 @@ from typing import Generic, Self, TypeVar
 from monarch_hpc.core.arguments import check_number
 from monarch_hpc.core.errors.summary import origin_of
 from monarch_hpc.core.shape import Extent, Point, Region
+from monarch_hpc.core.text.html import html_table, short_repr
 from monarch_hpc.mesh.view import MeshView
 
 __all__ = ["ValueMesh"]
@@ -110,3 +111,15 @@ class ValueMesh(MeshView, Generic[T]):
 
         shown = ", ".join(show(point, value) for point, value in itertools.islice(self, 4))
         return f"ValueMesh({self.extent}: {shown}{', ...' if len(self) > 4 else ''})"
+
+    def _repr_html_(self) -> str:
+        """The first values as a table, for notebooks."""
+        failures = self.failures()
+        names = [*self.sizes]
+
+        def show(point: Point, value: T) -> list[object]:
+            failed = f" raised at {origin}" if point in failures and (origin := origin_of(failures[point])) else ""
+            return [*(point[name] for name in names), f"{short_repr(value)}{failed}"]
+
+        caption = f"ValueMesh({self.extent})" + (f", {len(failures)} failed" if failures else "")
+        return html_table(caption, [*names, "value"], (show(*item) for item in self), len(self))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from monarch_hpc.core.arguments import check_texts
 from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.core.text.html import html_table
 
-__all__ = ["MeshView"]
+__all__ = ["MeshView", "ShownRows", "hosts_of"]
+
+
+ShownRows = tuple[list[str], Callable[[int], list[object]]]
 
 
 class MeshView:
@@ -17,6 +21,18 @@ class MeshView:
 
     def __init__(self, region: Region) -> None:
         self._region = region
+
+    def _repr_html_(self) -> str:
+        """The first elements as a table, for notebooks; waits for nothing."""
+        head, rows = self._shown_rows()
+        points = ((self.extent.point(rank), base) for rank, base in enumerate(self._region.base_ranks()))
+        names = [*self.sizes] if head else []
+        cells = ([*(point[name] for name in names), *rows(base)] for point, base in points)
+        return html_table(repr(self), [*names, *head], cells, len(self) if head else 0)
+
+    def _shown_rows(self) -> ShownRows:
+        """Columns for `_repr_html_`, and their values for an element by its base rank."""
+        return [], lambda _base_rank: []
 
     @property
     def extent(self) -> Extent:
@@ -102,3 +118,9 @@ class MeshView:
 
     def _viewing(self, region: Region) -> Self:
         raise NotImplementedError
+
+
+def hosts_of(procs: Mapping[int, Any]) -> ShownRows:
+    """The column of hosts of procs that may be starting: `mesh.launch.Launch` knows their hosts without waiting."""
+    host = getattr(procs, "host", None) or (lambda base_rank: procs[base_rank].host)
+    return ["host"], lambda base_rank: [host(base_rank)]

@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from monarch_hpc.core.machine.place import read_place
@@ -39,11 +39,20 @@ class RecordObserver:
 
     Args:
         memory, pidfd: descriptors of the memory and of the process, closed by `close`.
+
+    Attributes:
+        on_close: called by `close`, before it closes them.
     """
 
     def __init__(self, recording: Recording, memory: int, pidfd: int) -> None:
         self._recording = recording
         self._fds = [memory, pidfd]
+        self.on_close: Callable[[], None] | None = None
+
+    @property
+    def memory_fd(self) -> int:
+        """The descriptor of the memory; it is open until `close`."""
+        return self._fds[0]
 
     @property
     def sources(self) -> Sources:
@@ -84,6 +93,9 @@ class RecordObserver:
 
     def close(self) -> None:
         """Close the descriptors."""
+        if self.on_close is not None:
+            self.on_close()
+            self.on_close = None
         while self._fds:
             os.close(self._fds.pop())
 

@@ -59,6 +59,8 @@ def test_no_import_brings_a_heavy_package() -> None:
     # Loaded in processes that have imported torch or NumPy.
     late = {"monarch_hpc.rdma.arrays", "monarch_hpc.rdma.tensors", "monarch_hpc.wire.tensors"}
     late |= {"monarch_hpc.rdma.trees.arrays", "monarch_hpc.rdma.trees.tensors"}
+    # Loaded in processes of their own.
+    late |= {f"monarch_hpc.telemetry.kept.{name}" for name in ("arrow", "columns", "compact", "reading")}
     # Submitit's plugins, and the programs that they start; and mesh tensors.
     late |= {name for name in (module.name for module in modules()) if name.startswith(_LATE_PACKAGES)}
     lines = [f"import {module.name}" for module in modules() if module.name not in late]
@@ -74,8 +76,16 @@ def test_the_package_alone_brings_nothing_but_its_lazy_face() -> None:
 def test_procs_load_nothing_of_us_with_their_users_modules() -> None:
     """The zygote has loaded all modules that actors import from us, so that no proc spends time on that."""
     entry = f"import {DEFAULT_ENTRY.partition(':')[0]}, {', '.join(LATER)}"
-    of_programs = {"attach_to_workers", "batch", "on_deadline", "requeue", "run_worker_loop_forever", "seconds_left"}
-    of_programs |= {"TakenRun", "UnfetchedAnswer", "takeover"}
+    of_programs = {
+        "attach_to_workers",
+        "batch",
+        "on_deadline",
+        "progress",
+        "requeue",
+        "run_worker_loop_forever",
+        "seconds_left",
+    }
+    of_programs |= {"progress", "TakenRun", "UnfetchedAnswer", "takeover"}
     names = ", ".join(sorted(set(monarch_hpc.__all__) - of_programs))
     assert loaded_by(f"{entry}\nfrom monarch_hpc import {names}") == loaded_by(entry)
 

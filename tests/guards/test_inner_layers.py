@@ -25,6 +25,7 @@ INNER = {
     "attach": (
         {"job_end", "program_client"},
         {"sql"},
+        {"overview"},
         {"attach", "embedded", "heir_search", "sql_engine", "workers"},
         {"local_agents", "program_order", "slurm_relay"},
     ),

@@ -1,4 +1,4 @@
-"""What is left of an allocation's records: after its release, and after the death of hosts, agents and procs."""
+"""Records of an allocation that are left after its release, whatever procs, helpers and agents died before."""
 
 from __future__ import annotations
 
@@ -67,6 +67,12 @@ def test_what_procs_helpers_and_agents_did_before_they_died_is_left_after_the_re
     running = user.start("run", "-a", "dev", write(user, "training.py", TRAINING), "die")
     until_printed(running, "died")
     parts = wait_until("the last records of the proc", lambda: parts_of(user, 2), 120.0)
+    mark = ["scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=bad DIMM"]
+    user.lab.run(mark, user="root", check=True)
+    (marked,) = ask(user, "--ask", "slurm-marks")
+    assert (marked["host"], marked["job"], marked["reason"], marked["procs"]) == ("n1", shown["job_id"], "bad DIMM", 1)
+    assert "DRAIN" in marked["state"] and marked["minutes_left"] > 0
+    user.lab.run([*mark[:3], "State=RESUME"], user="root", check=True)
     # A helper is killed: the next one goes on where it was. Then an agent is: its helper writes what it has.
     (helper,) = helpers(user, "n2")
     os.kill(helper, signal.SIGKILL)

@@ -29,7 +29,16 @@ from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import Ask, Portion, Rows
-from monarch_hpc.wire.control.scribe import AskHelper, BeginSampling, ClockIs, Keep, ProcOver, ProcRuns, Ship, Shipped
+from monarch_hpc.wire.control.scribe import (
+    AskHelper,
+    BeginSampling,
+    ClockIs,
+    KeepRecords,
+    ProcOver,
+    ProcRuns,
+    Ship,
+    Shipped,
+)
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, NO_RUN, RUN_COOKIE
 
 __all__ = ["Scribe"]
@@ -178,7 +187,7 @@ class Scribe:
             _log.warning("records of procs are not kept: there is no temporary file: %s", error)
             return
         limits = telemetry.ship_s, telemetry.keep_bytes_per_host, telemetry.keep_per_s, telemetry.compact_s
-        self._tell(Keep(str(settings.directory), settings.rank, *limits), self._spool)
+        self._tell(KeepRecords(str(settings.directory), settings.rank, *limits), self._spool)
 
     def _tell_of(self, place: ProcPlace, record_fd: int) -> None:
         self._tell(ProcRuns(place.run, place.mesh, place.rank, place.pid), record_fd)

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 import click
 
@@ -14,6 +15,7 @@ from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, find_askable
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.storage.files import write_private
 from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 
@@ -21,6 +23,8 @@ __all__ = ["command"]
 
 _INCOMPLETE = 1
 """Exit code of an answer that lacks rows of some process."""
+
+_FORMAT = "Format of the answer; parquet is written to the FILE of -o."
 
 
 @click.command()
@@ -32,9 +36,9 @@ _INCOMPLETE = 1
 @click.option("--job", metavar="ID", type=int, help="Only the allocation with this Slurm job, also after its end.")
 @click.option("--since", metavar="TIME", help="Only records of the last TIME, e.g. 10m.")
 @click.option("--deadline", metavar="TIME", default="10s", show_default=True, help="Wait no longer for the answers.")
-@click.option(
-    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", help="Format of the answer."
-)
+@click.option("--format", "form", type=click.Choice(["table", "json", "csv", "parquet"]), default="table", help=_FORMAT)
+@click.option("-o", "--output-file", "path", metavar="FILE", type=click.Path(path_type=Path), help="For parquet.")
+@click.option("--explain", is_flag=True, help="Show the tables that would be asked for, and the plan; ask nobody.")
 @click.option("--partial", is_flag=True, help="Exit with 0 even if some processes are missing in the answer.")
 @click.option("--list", "listed", is_flag=True, help="Show the questions that have names, the tables and columns.")
 @output_options
@@ -46,6 +50,8 @@ def command(
     since: str | None,
     deadline: str,
     form: str,
+    path: Path | None,
+    explain: bool,
     partial: bool,
     listed: bool,
 ) -> int:
@@ -61,16 +67,22 @@ def command(
         return _show_list()
     if (sql is None) == (ask is None):
         raise click.UsageError("give a question in SQL, or the name of one by --ask; --list shows them")
+    if (form == "parquet") != (path is not None):
+        raise click.UsageError("--format parquet and -o FILE go together")
     sql = question(ask) if ask is not None else sql or ""
     from monarch_hpc.attach.sql import QueryResult, collect, having_kept, open_engine
 
     timeout_s = _seconds(deadline, "--deadline")
     since_s = None if since is None else _seconds(since, "--since")
     with open_engine(sql) as engine:  # checks it before any host is asked
+        if explain:
+            shown = [f"tables: {', '.join(engine.tables) or 'none'}", *engine.plan.splitlines()]
+            output.show({"tables": engine.tables, "plan": engine.plan}, "\n".join(shown), shown)
+            return 0
         live, ended = find_askable(name, job, load_for_command({}).config, output)
         if not live and not ended:
             output.warn(NO_ALLOCATION)
-        found = collect(live, engine.tables, timeout_s, since_s)
+        found = collect(live, engine.tables, timeout_s, since_s, ended)
         answer = QueryResult(engine.run(found.rows, timeout_s, having_kept([*live, *ended]), since_s), found)
     if found.missing:
         output.warn(f"the answer lacks rows of {_named(found.missing)}, which did not answer within {timeout_s:g} s")
@@ -92,8 +104,12 @@ def command(
         "cut": found.cut,
         "unreadable": answer.unreadable,
     }
-    if form == "csv":
-        text: str | TextTable = _csv(answer.columns, rows)
+    text: str | TextTable
+    if path is not None:
+        write_private(path.absolute(), answer.to_parquet())
+        text = f"{path}: {len(rows)} rows"
+    elif form == "csv":
+        text = _csv(answer.columns, rows)
     else:
         text = TextTable(answer.columns, rows)
     output.show(document, text, ["\t".join(row) for row in rows])

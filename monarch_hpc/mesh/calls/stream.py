@@ -103,6 +103,21 @@ class Items(Generic[R]):
     def __iter__(self) -> Iterator[tuple[Point, R]]:
         return self
 
+    def __len__(self) -> int:
+        return len(self._queue.futures)
+
+    @property
+    def num_taken(self) -> int:
+        """The number of answers that the iteration has passed."""
+        return self._next
+
+    def waiting(self, most: int) -> list[Point]:
+        """The coordinates of the actors that have not answered; none if they are more than *most*."""
+        answered = set(self._queue.order)
+        if not 0 < len(self) - len(answered) <= most:
+            return []
+        return [self._extent.point(rank) for rank in range(len(self)) if rank not in answered]
+
     def __next__(self) -> tuple[Point, R]:
         if self._next == len(self._queue.futures):
             raise StopIteration

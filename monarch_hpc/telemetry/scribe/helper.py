@@ -8,12 +8,21 @@ from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.core.machine.cgroup import num_oom_kills
 from monarch_hpc.telemetry.clock import Correction, uncompared
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
-from monarch_hpc.telemetry.scribe.keeper import Keeper
+from monarch_hpc.telemetry.scribe.keeper import RecordKeeper
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.scribe.samples import Samples
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import Rows
-from monarch_hpc.wire.control.scribe import AskHelper, BeginSampling, ClockIs, Keep, ProcOver, ProcRuns, Ship, Shipped
+from monarch_hpc.wire.control.scribe import (
+    AskHelper,
+    BeginSampling,
+    ClockIs,
+    KeepRecords,
+    ProcOver,
+    ProcRuns,
+    Ship,
+    Shipped,
+)
 from monarch_hpc.wire.tables.answer import answer
 from monarch_hpc.wire.tables.keeping import KEEPING, HostKeeping
 
@@ -35,7 +44,7 @@ class Helper:
         self._correction: Correction = uncompared()
         self._procs: dict[ProcPlace, int] = {}  # the descriptor of its records
         self._host = ""
-        self._keeper: Keeper | None = None
+        self._keeper: RecordKeeper | None = None
 
     def due_s(self) -> float:
         """The time until `work` has something to do, in seconds."""
@@ -63,8 +72,8 @@ class Helper:
                 self._samples = Samples(
                     message.host, message.gpus, message.sample_s, num_oom_kills, lambda: self._time_s()
                 )
-            case Keep():
-                self._keeper = Keeper(message, self._host, self._messages.take_fd(), lambda: self._correction)
+            case KeepRecords():
+                self._keeper = RecordKeeper(message, self._host, self._messages.take_fd(), lambda: self._correction)
             case ProcRuns():
                 self._add(ProcPlace(message.run, message.mesh, message.rank, message.pid), self._messages.take_fd())
             case ProcOver():

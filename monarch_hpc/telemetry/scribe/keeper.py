@@ -25,12 +25,12 @@ from monarch_hpc.telemetry.scribe.drain import Drain
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.scribe.rate import choose, halvings
 from monarch_hpc.telemetry.scribe.spool import Spool
-from monarch_hpc.wire.control.scribe import Keep
+from monarch_hpc.wire.control.scribe import KeepRecords
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.keeping import HostKeeping
 from monarch_hpc.wire.tables.procs import PROCS, ProcRow
 
-__all__ = ["Keeper"]
+__all__ = ["RecordKeeper"]
 
 _LEAST_S, _MOST_S = 0.1, 5.0
 """Bounds of the time between two drains: in the shorter one, a process at 100 000 calls/s fills a third of a ring."""
@@ -64,7 +64,7 @@ class _KeptProc:
     is_new: bool
 
 
-class Keeper:
+class RecordKeeper:
     """Keeps the records of one host.
 
     Args:
@@ -74,7 +74,7 @@ class Keeper:
         correction: the present correction of this host's clock.
     """
 
-    def __init__(self, settings: Keep, host: str, spool: int, correction: Callable[[], Correction]) -> None:
+    def __init__(self, settings: KeepRecords, host: str, spool: int, correction: Callable[[], Correction]) -> None:
         self._settings = settings
         self._directory = Path(settings.directory)
         self._host = host

@@ -6,7 +6,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import Ask
 
-__all__ = ["AskHelper", "BeginSampling", "ClockIs", "Keep", "ProcOver", "ProcRuns", "Ship", "Shipped"]
+__all__ = ["AskHelper", "BeginSampling", "ClockIs", "KeepRecords", "ProcOver", "ProcRuns", "Ship", "Shipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class BeginSampling(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Keep(Message):
+class KeepRecords(Message):
     """Agent to helper: keep what procs record; the descriptor of a file for it comes with the message.
 
     Args:

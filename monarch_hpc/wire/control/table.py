@@ -62,7 +62,16 @@ from monarch_hpc.wire.control.programs import (
 from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened, RunTaken
-from monarch_hpc.wire.control.scribe import AskHelper, BeginSampling, ClockIs, Keep, ProcOver, ProcRuns, Ship, Shipped
+from monarch_hpc.wire.control.scribe import (
+    AskHelper,
+    BeginSampling,
+    ClockIs,
+    KeepRecords,
+    ProcOver,
+    ProcRuns,
+    Ship,
+    Shipped,
+)
 from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
 from monarch_hpc.wire.document import build
 
@@ -137,7 +146,7 @@ MESSAGES: dict[str, type[Message]] = {
         Rules,
         AskHelper,
         BeginSampling,
-        Keep,
+        KeepRecords,
         ProcRuns,
         ProcOver,
         ClockIs,

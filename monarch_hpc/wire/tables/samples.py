@@ -23,11 +23,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProcSample:
-    """One proc at one moment."""
+    """One proc, or a program on the head's machine, at one moment."""
 
     run: Annotated[str, "its run"]
-    mesh: Annotated[int, "number of its mesh"]
-    rank: Annotated[int, "its rank in that mesh"]
+    mesh: Annotated[int, "number of its mesh; -1 for a program"]
+    rank: Annotated[int, "its rank in that mesh; 0 for a program"]
     host: Annotated[str, "name of its host"]
     pid: Annotated[int, "its process id"]
     t: Annotated[float, "when it was looked at, in seconds of Unix time by the clock of the head's host"]

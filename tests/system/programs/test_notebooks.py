@@ -126,3 +126,13 @@ def test_a_restarted_kernel_leaves_no_proc(shown: dict[str, str]) -> None:
     before, after = pids_in(shown["start"]), pids_in(shown["restarted"])
     assert not set(before) & set(after)
     wait_until("the end of the procs", lambda: all(map(is_gone, (*before, *after))))
+
+
+def test_meshes_answers_and_progress_are_shown_below_their_cell(tmp_path: Path) -> None:
+    step = "for point, pid in monarch_hpc.progress(echo.say.stream('again'), 'say'): pass"
+    _, mesh, values, progress = show(tmp_path, {"run": START}, *({"run": cell} for cell in (
+        "print(echo._repr_html_())", "print(echo.say.call('x').get()._repr_html_())", step + "\nprint('done')"
+    )))  # fmt: skip
+    assert "ActorMesh echo of Echo" in mesh and "<td>" in mesh
+    assert "ValueMesh(" in values and "<th>value</th>" in values
+    assert "done" in progress

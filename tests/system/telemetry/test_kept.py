@@ -9,12 +9,17 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import monarch_hpc
+from monarch_hpc import Actor, endpoint, telemetry
+from monarch_hpc.config.load import load
+from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.history import HISTORY
@@ -24,12 +29,15 @@ from monarch_hpc.telemetry.layout import CAST, NO_STEP
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.telemetry.scribe.keeper import Keeper
+from monarch_hpc.telemetry.scribe.keeper import RecordKeeper
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.scribe.rate import halvings
-from monarch_hpc.wire.control.scribe import Keep
+from monarch_hpc.testing import wait_until
+from monarch_hpc.wire.control.scribe import KeepRecords
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.procs import RunProcess
+from tests.child import child
+from tests.system.support.controlling import controlled, settle
 
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("numpy")
@@ -48,7 +56,7 @@ class Written:
 
     def __init__(self, directory: Path, rank: int = 0, max_per_s: int = 1_000_000, max_bytes: int = 1 << 30) -> None:
         self.directory = directory
-        self.order = Keep(str(directory), rank, 60.0, max_bytes, max_per_s, 600.0)
+        self.order = KeepRecords(str(directory), rank, 60.0, max_bytes, max_per_s, 600.0)
         self.fd = make_memory("proc")
         self.recorder = Recorder(os.dup(self.fd), 0xABC)
         self.spool = os.memfd_create("spool", os.MFD_ALLOW_SEALING)
@@ -59,9 +67,9 @@ class Written:
         self.random = random.Random(5)
         self.number = 0
 
-    def start(self) -> Keeper:
+    def start(self) -> RecordKeeper:
         """Start a keeper, as a helper does that is the first or the next one."""
-        keeper = Keeper(self.order, "n1", os.dup(self.spool), lambda: CORRECTION)
+        keeper = RecordKeeper(self.order, "n1", os.dup(self.spool), lambda: CORRECTION)
         keeper.add(PLACE, self.fd)
         return keeper
 
@@ -263,13 +271,51 @@ def test_kills_while_files_are_written_lose_and_double_nothing(written: Written,
         written.handle(2000)
         written.recorder.rings.metric(0, written.recorder.names.metric("loss"), 0, round_number, 1.0)
         written.keeper.finish()
-        with subprocess.Popen(argv) as process:
+        with child(subprocess.Popen(argv)) as process:
             # Somewhere in its imports, its reading, its writing, or after its end.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(written.random.uniform(0.2, 3.0))
             process.kill()
         assert calls_of(tmp_path) == [*range(1, 2000 * (round_number + 1) + 1)]
         assert len(kept(tmp_path, "metrics")) == round_number + 1
+
+
+class Trainer(Actor):
+    """Logs."""
+
+    @endpoint
+    def step(self, number: int) -> None:
+        monarch_hpc.log_metric("loss", 1 / (number + 1), step=number)
+
+
+def test_questions_join_kept_and_live_rows_each_once() -> None:
+    loaded = load().config
+    telemetry_section = replace(loaded.telemetry, keep="always", ship_s=0.2)
+    with (
+        controlled(replace(loaded, telemetry=telemetry_section), 2) as hosts,
+        hosts.spawn_procs(per_host={"gpus": 2}) as procs,
+    ):
+        settle(procs)
+        trainers = procs.spawn("trainer", Trainer)
+        directory = Path(os.environ[DIRECTORY_VARIABLE])
+        for number in range(10):
+            trainers.step.call(number).get(60)
+            monarch_hpc.log_metric("mean", 0.5, step=number)
+        wait_until(
+            "rows of the procs and of the program in files",
+            lambda: (len(kept(directory, "handled")), len(kept(directory, "metrics"))),
+            60.0,
+            accept=lambda found: found == (40, 50),
+        )
+        trainers.step.call(10).get(60)
+        sql = (
+            "SELECT name, count(*), count(DISTINCT CAST(pid AS VARCHAR) || step) FROM metrics GROUP BY name UNION ALL "
+            "SELECT endpoint, count(*), count(DISTINCT CAST(pid AS VARCHAR) || record) FROM handled GROUP BY endpoint"
+        )
+        found = telemetry.query(sql, timeout_s=60).rows
+        assert sorted(found) == [("loss", 44, 44), ("mean", 10, 10), ("step", 44, 44)]
+        answer = telemetry.query("SELECT keeps, lost, problem FROM keeping", timeout_s=60)
+        assert answer.rows == [(True, 0, ""), (True, 0, "")] and answer.missing_hosts == answer.unreadable == []
 
 
 def test_files_that_are_cut_off_or_something_else_are_left_out(written: Written) -> None:

@@ -192,7 +192,26 @@ def is_deep(rows: list[dict[str, Any]]) -> bool:
     return len(rows) == 1 and rows[0]["calls"] == 11
 
 
-def test_the_command_asks_by_name(trainers: ActorMesh[Trainer], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_hosts_the_channels_that_fell_back_and_what_has_changed(trainers: ActorMesh[Trainer]) -> None:
+    answer = telemetry.query(
+        "SELECT h.host, h.head, h.procs, r.procs AS of_run, c.fabric, c.reason, c.channels "
+        "FROM hosts h, runs r LEFT JOIN channels c ON c.run = r.run WHERE c.host = h.host ORDER BY h.rank",
+        timeout_s=_PATIENCE_S,
+    )
+    assert answer.missing_hosts == []
+    assert [row[:4] for row in answer.rows] == [("local0", True, 2, 4), ("local1", False, 2, 4)]
+    fell_back = [row for row in answer.rows if not str(row[4]).startswith("ucx")]
+    found = ask("fallback-channels")
+    assert {(row["host"], row["fabric"], row["reason"]) for row in found} == {
+        (row[0], row[4], row[5]) for row in fell_back
+    }
+    assert ask("slurm-marks") == []
+    assert telemetry.query("SELECT * FROM state_changes", timeout_s=_PATIENCE_S).columns[0] == "t"
+
+
+def test_the_command_asks_by_name(
+    trainers: ActorMesh[Trainer], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     trainers.log.call(HOSTILE).get(_PATIENCE_S)
     command = ["query", "--allocation", os.environ[DIRECTORY_VARIABLE], "--deadline", "60s"]
     assert main([*command, "--ask", "loss-spread"]) == 0
@@ -201,6 +220,12 @@ def test_the_command_asks_by_name(trainers: ActorMesh[Trainer], capsys: pytest.C
     assert main([*command, "--ask", "loss-spread", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert HOSTILE in {row[1] for row in document["rows"]}
+    file = tmp_path / "loss.parquet"
+    assert main([*command, "--ask", "loss-spread", "--format", "parquet", "-o", str(file)]) == 0
+    assert f"{file}: {len(document['rows'])} rows" in capsys.readouterr().out and file.read_bytes()[:4] == b"PAR1"
+    assert main([*command, "--ask", "loss-spread", "--explain", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"] == ["metrics"]
+    assert main([*command, "SELECT 1", "--format", "parquet"]) == 64
     assert main([*command, "SELECT 1", "--ask", "loss-spread"]) == 64
     assert main([*command]) == 64
     assert main([*command, "--ask", "no such"]) == 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.attach import sql as questions
-from monarch_hpc.attach.sql import open_engine, query_allocations
+from monarch_hpc.attach.sql import Collected, QueryResult, open_engine, query_allocations
 from monarch_hpc.attach.sql_engine import SQL_TABLES, check, explain
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.telemetry.shipped import question, shipped_questions
@@ -20,7 +21,7 @@ from monarch_hpc.wire.tables.history import METRICS, MetricRow
 from tests.guards.tree import ROOT
 
 pytest.importorskip("datafusion")
-pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 _PATIENCE_S = 60.0
 _T = 1_800_000_000.25
@@ -63,6 +64,19 @@ def test_questions_that_ship_are_answered_and_explained(name: str) -> None:
     assert f"| `{name}` |" in (ROOT / "docs" / "seeing.md").read_text()
 
 
+def test_an_answer_is_explained_and_becomes_other_formats() -> None:
+    sql = "SELECT rank, max(value) AS most FROM metrics WHERE step > 0 GROUP BY rank ORDER BY rank"
+    with open_engine(sql) as engine:
+        assert engine.tables == ["metrics"]
+        assert "TableScan: metrics projection=[rank, value, step]" in engine.plan and "Aggregate" in engine.plan
+        table = engine.run({"metrics": json.loads(METRICS.render(ROWS, {}))}, _PATIENCE_S)
+    answer = QueryResult(table, Collected({}, ["host <b>"], [], []))
+    assert answer.rows == [(0, 0.2), (1, 1.2)]
+    assert parquet.read_table(io.BytesIO(answer.to_parquet())).to_pylist() == answer.to_arrow().to_pylist()
+    html = answer._repr_html_()
+    assert "<td>1.2</td>" in html and "2 rows, without host &lt;b&gt;" in html
+
+
 def test_names_of_programs_that_are_not_unicode_are_rows() -> None:
     odd = [replace(ROWS[0], name="a\ud800b", value=float("nan"))]
     assert ask("SELECT name FROM metrics WHERE value <> 1", odd) == [("a?b",)]
@@ -72,7 +86,7 @@ def test_names_of_programs_that_are_not_unicode_are_rows() -> None:
     ("sql", "words"),
     [
         ("SELECT * FROM metricss", "there is no table 'metricss': did you mean metrics?"),
-        ("SELECT * FROM x", "there is no table 'x': there are: clocks, gpu_samples"),
+        ("SELECT * FROM x", "there is no table 'x': there are: channels, clocks, gpu_samples"),
         ("SELECT valu FROM metrics", "there is no column 'valu': did you mean value?"),
         ("SELECT m.valu FROM metrics m", "there is no column 'valu': did you mean value?"),
         ("SELEC 1", "Line: 1, Column: 1"),
