@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeVar
 
-from monarch_hpc.config.heal_section import HealConfig
-from monarch_hpc.config.logs_section import LogsConfig
-from monarch_hpc.config.run_section import RunConfig
-from monarch_hpc.config.slurm_section import FlagValue, LimitsConfig, SlurmConfig
-from monarch_hpc.config.tensor_section import TensorConfig
+from monarch_hpc.config.sections.fabric import FabricConfig, InterfacesConfig, RdmaConfig, UcxConfig
+from monarch_hpc.config.sections.heal import HealConfig
+from monarch_hpc.config.sections.logs import LogsConfig
+from monarch_hpc.config.sections.run import RunConfig
+from monarch_hpc.config.sections.slurm import FlagValue, LimitsConfig, SlurmConfig
+from monarch_hpc.config.sections.tensor import TensorConfig
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.text.units import parse_size
@@ -151,44 +152,6 @@ class TransportConfig:
     around_after_s: float
     relay_s: float
     cut_s: float
-
-
-@dataclass(frozen=True)
-class InterfacesConfig:
-    """Network interfaces, best first; empty for all that route."""
-
-    login: tuple[str, ...]
-    compute: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class FabricConfig:
-    """The fabrics that carry frames between processes, and their networks."""
-
-    order: tuple[Literal["cma", "ucx", "tcp", "relay"], ...]
-    trusted: bool
-    interfaces: InterfacesConfig
-    port_range: str
-    spin_us: int
-
-
-@dataclass(frozen=True)
-class UcxConfig:
-    """The libucp to load, and its settings; an empty string leaves the choice to monarch-hpc."""
-
-    library: Path | None
-    transports: str
-    devices: str
-    port_range: str
-    tcp_segment_bytes: int
-    keepalive_s: float
-
-
-@dataclass(frozen=True)
-class RdmaConfig:
-    """One-sided memory."""
-
-    staged: Literal["warn", "refuse"]
 
 
 @dataclass(frozen=True)

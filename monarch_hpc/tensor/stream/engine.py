@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
-from monarch_hpc.config.tensor_section import TensorConfig
+from monarch_hpc.config.sections.tensor import TensorConfig
 from monarch_hpc.core.errors import ActorDied, DeviceMeshError, MonarchError, SupervisionError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of

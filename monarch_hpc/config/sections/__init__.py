@@ -1,0 +1,1 @@
+"""The sections of the configuration that have modules: one dataclass each."""
