@@ -1,4 +1,7 @@
-"""Detects procs stopped by a signal: the kernel does not report it, and to their peers they only look busy."""
+"""Detects what the kernel does not report of procs: that a signal has stopped one, or that it runs another program.
+
+To its peers, the first one only looks busy; the second one has left them by an exec, and lives.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from monarch_hpc.supervision.standstill import Standstill
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.sources import Timer
 
-__all__ = ["Changed", "StoppedProcs"]
+__all__ = ["Changed", "Replaced", "StoppedProcs"]
+
+Replaced = Callable[[], None]
+"""Called on the driver when a process runs another program than when it was first looked at."""
 
 Changed = Callable[[Liveness, float], None]
 """Called on the driver with a process's new liveness, and the seconds that it has been stopped."""
@@ -22,6 +28,8 @@ class _Watched:
     standstill: Standstill
     life: Liveness
     changed: Changed
+    replaced: Replaced
+    stack: int
 
 
 class StoppedProcs:
@@ -39,10 +47,15 @@ class StoppedProcs:
         self._watched: dict[int, _Watched] = {}
         self._timer: Timer | None = None
 
-    def watch(self, pid: int, changed: Changed) -> None:
-        """Call *changed* whenever a child's liveness changes; call `forget` when the child is reaped."""
+    def watch(self, pid: int, changed: Changed, replaced: Replaced) -> None:
+        """Call *changed* whenever a child's liveness changes, and *replaced* once it runs another program.
+
+        Call `forget` when the child is reaped.
+        """
         standstill = Standstill(self._lease, self._heartbeat_s, self._engine.clock())
-        self._watched[pid] = _Watched(standstill, Liveness.ALIVE, changed)
+        found = read_stat(pid)
+        stack = 0 if found is None else found.stack_address
+        self._watched[pid] = _Watched(standstill, Liveness.ALIVE, changed, replaced, stack)
         if self._timer is None:
             self._timer = self._engine.call_later(self._heartbeat_s, self._check)
 
@@ -57,6 +70,10 @@ class StoppedProcs:
             found = read_stat(pid)
             if found is None:
                 continue  # a task of a step: its own parent reaps it, and then reports its end
+            if watched.stack and found.stack_address not in (0, watched.stack):
+                watched.stack = 0
+                watched.replaced()
+                continue
             life, stopped_s = watched.standstill.see(found.state, now_s)
             if life is not watched.life:
                 watched.life = life

@@ -195,7 +195,7 @@ class ProcTable:
             watcher = self._steps if proc.in_step else self._reaper
             watcher.watch(proc.pid, partial(self._on_exit, proc))
             if proc in self._procs:
-                self._stopped_procs.watch(proc.pid, partial(self._on_liveness, proc))
+                self._stopped_procs.watch(proc.pid, partial(self._on_liveness, proc), partial(self._on_exec, proc))
                 self._scribe.add(_place(proc), proc.record_fd)
         except Exception as error:  # noqa: BLE001 e.g. out of descriptors: unwatched, the process would leak
             with contextlib.suppress(ProcessLookupError):
@@ -331,6 +331,11 @@ class ProcTable:
             self.kill(proc)
         elif proc.state is ProcState.READY and not proc.stop_requested:
             self._send(ProcLife(proc.start.proc, life.value, round(stopped_s, 1), self._lease.dead_s))
+
+    def _on_exec(self, proc: Proc) -> None:
+        proc.cause = "it has replaced itself by another program (exec)"
+        proc.stopping = True
+        self.kill(proc)
 
 
 def _place(proc: Proc) -> ProcPlace:

@@ -92,6 +92,11 @@ class ProcessStat:
         return int(self._fields[23])
 
     @property
+    def stack_address(self) -> int:
+        """Where its stack begins, at a random place since its last exec; 0 if hidden."""
+        return int(self._fields[25])
+
+    @property
     def environ_range(self) -> tuple[int, int]:
         """First address of the environment that `read_environ` shows, and the address after it; 0 if hidden."""
         return int(self._fields[47]), int(self._fields[48])

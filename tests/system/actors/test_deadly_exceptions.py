@@ -1,13 +1,15 @@
-"""Ends of actors by what they raise that is not an Exception: it ends the actor, and nothing else."""
+"""Ends of actors by what they raise that is not an Exception: it ends the actor, and nothing else; and of procs."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from monarch_hpc import Actor, ActorDied, ActorMesh, MeshFailure, ProcMesh, endpoint
+from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshFailure, ProcDied, ProcMesh, endpoint
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.hostile import DEADLY, make_error
@@ -36,6 +38,10 @@ class Victim(Actor):
         raise make_error(name)
 
     @endpoint
+    def become(self, *argv: str) -> None:
+        os.execv(argv[0], argv)
+
+    @endpoint
     async def leave_a_task(self, error: str) -> None:
         async def fail() -> None:
             raise make_error(error)
@@ -45,8 +51,14 @@ class Victim(Actor):
 
 
 @pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    with controlled(load().config, num_hosts=1) as hosts, hosts.slice(hosts=0).spawn_procs() as procs:
+def hosts() -> Iterator[HostMesh]:
+    with controlled(load().config, num_hosts=1) as hosts:
+        yield hosts.slice(hosts=0)
+
+
+@pytest.fixture(scope="module")
+def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
+    with hosts.spawn_procs() as procs:
         settle(procs)
         yield procs
 
@@ -83,4 +95,13 @@ def test_a_task_that_leaves_the_process_ends_its_actor(
     doomed.leave_a_task.call_one(name).exception(_PATIENCE_S)
     (failure,) = wait_until("the failure", lambda: list(faults), accept=bool)
     assert f"a task raised {name}" in failure.cause
+    assert victim.alive.call_one().get(_PATIENCE_S)
+
+
+def test_a_proc_that_becomes_another_program_dies_of_that(hosts: HostMesh, victim: ActorMesh[Victim]) -> None:
+    doomed = hosts.spawn_procs().spawn("doomed", Victim)
+    with pytest.raises(ProcDied, match="replaced itself by another program"):
+        doomed.become.call_one(sys.executable, "-c", "import time; time.sleep(600)").get(_PATIENCE_S)
+    with pytest.raises(ProcDied, match="replaced itself by another program"):
+        doomed.alive.call_one().get(_PATIENCE_S)
     assert victim.alive.call_one().get(_PATIENCE_S)

@@ -140,7 +140,7 @@ def test_one_that_its_own_parent_has_reaped_does_not_end_the_watch(engine: Engin
         changes: list[tuple[int, Liveness]] = []
         for process in (reaped, stopped):
             note = partial(lambda pid, life, _stopped_s: changes.append((pid, life)), process.pid)
-            engine.call_soon(partial(procs.watch, process.pid, note))
+            engine.call_soon(partial(procs.watch, process.pid, note, lambda: None))
         reaped.kill()
         reaped.wait()
         os.kill(stopped.pid, signal.SIGSTOP)
@@ -154,3 +154,37 @@ def test_one_that_its_own_parent_has_reaped_does_not_end_the_watch(engine: Engin
     finally:
         stopped.kill()
         stopped.wait()
+
+
+def test_one_that_runs_another_program_is_reported_once(engine: Engine) -> None:
+    code = "import os, sys; print(flush=True); input(); os.execv(sys.executable, [sys.executable, '-c', 'input()'])"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline()  # it is within Python
+        procs, looks, replaced = StoppedProcs(engine, 0.01, Lease(0.05, 600.0)), [0], [0]
+
+        def count(numbers: list[int]) -> None:
+            numbers[0] += 1
+
+        def look() -> None:
+            count(looks)
+            engine.call_later(0.01, look)
+
+        engine.call_soon(partial(procs.watch, process.pid, lambda _life, _stopped_s: None, partial(count, replaced)))
+        engine.call_soon(look)
+        wait_until("some looks at the first program", lambda: looks[0] > 10)
+        assert replaced == [0]
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        wait_until("the report", lambda: replaced[0])
+        seen = looks[0]
+        wait_until("some looks at the second one", lambda: looks[0] > seen + 10)
+        assert replaced == [1]
+        over = threading.Event()
+        engine.call_soon(partial(procs.forget, process.pid))
+        engine.call_soon(over.set)
+        assert over.wait(60)
+    finally:
+        process.kill()
+        process.communicate()
