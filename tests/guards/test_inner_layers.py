@@ -27,6 +27,7 @@ INNER = {
         {"sql"},
         {"attach", "embedded", "heir_search", "sql_engine", "workers"},
         {"local_agents", "program_order", "slurm_relay"},
+        {"dial_back"},
     ),
     "actor": (
         {"ports", "spans", "transports"},
