@@ -22,17 +22,14 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.lab_user import PATIENCE_S, User, Verdict, open_lab
 from monarch_hpc.testing import wait_until
-from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
 
-_PATIENCE_S = 300.0
 # Commands that run at the same time where none of them is measured.
 _LANES = 4
 _MEASURED = 100
@@ -106,72 +103,15 @@ print("task", mine, "kept apart" if theirs == {mine} else f"met {theirs}", flush
 """
 
 
-@dataclass(frozen=True)
-class _User:
-    """Alice on the login host of a lab."""
-
-    lab: SlurmLab
-
-    def argv(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "monarch_hpc.cli", *arguments]
-
-    def run(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return self.lab.run(self.argv(*arguments), timeout_s=_PATIENCE_S, env=env)
-
-    def must(self, *arguments: str) -> str:
-        done = self.run(*arguments)
-        if done.returncode:
-            raise SystemExit(f"monarch-hpc {' '.join(arguments)}: exit code {done.returncode}\n{done.stderr}")
-        return done.stdout
-
-    def start(self, *arguments: str, env: dict[str, str] | None = None) -> HostProcess:
-        return self.lab.popen(self.argv(*arguments), env=env)
-
-    def write(self, name: str, text: str, mode: int = 0o644) -> str:
-        path = self.lab.home() / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        path.chmod(mode)
-        return str(path)
-
-    def jobs(self) -> dict[str, str]:
-        lines = self.lab.run(["squeue", "--me", "-h", "-o", "%j %T"], check=True).stdout.splitlines()
-        return dict(line.split() for line in lines)
-
-    def left(self) -> dict[str, object]:
-        """All her processes, on every host."""
-        hosts = ("login", *self.lab.hosts)
-        return {host: found for host in hosts if (found := self.lab.processes("alice", host))}
-
-
-@dataclass
-class _Verdict:
-    """What a campaign found: a line for each promise."""
-
-    kept: bool = True
-
-    def say(self, what: str, found: object, kept: bool) -> None:
-        self.kept &= kept
-        print(f"{'kept  ' if kept else 'BROKEN'}  {what}: {found}", flush=True)
-
-
-@contextlib.contextmanager
-def _lab(num_hosts: int) -> Iterator[_User]:
-    with tempfile.TemporaryDirectory(prefix="campaign") as folder:
-        os.chmod(folder, 0o755)
-        with SlurmLab("campaign", base=Path(folder) / "lab", num_hosts=num_hosts, tied=True) as lab:
-            yield _User(lab)
-
-
-def runs(options: argparse.Namespace, verdict: _Verdict) -> None:
+def runs(options: argparse.Namespace, verdict: Verdict) -> None:
     """Run a program many times on one allocation: the last runs begin as fast as the first."""
-    with _lab(2) as user:
+    with open_lab(2) as user:
         user.must("alloc", "dev", "-N", "2", "-t", "600")
         program, bare = user.write("caller.py", _CALLER), user.write("bare.py", _BARE)
 
         def timed(argv: list[str]) -> float:
             begun_s = time.time()
-            done = user.lab.run(argv, timeout_s=_PATIENCE_S)
+            done = user.lab.run(argv, timeout_s=PATIENCE_S)
             lines = done.stdout.split()
             if done.returncode or lines[1:] not in ([], ["answer"]):
                 raise SystemExit(f"a run failed with {done.returncode}: {done.stdout}{done.stderr}")
@@ -203,10 +143,10 @@ def runs(options: argparse.Namespace, verdict: _Verdict) -> None:
         _release(user, verdict)
 
 
-def clients(options: argparse.Namespace, verdict: _Verdict) -> None:
+def clients(options: argparse.Namespace, verdict: Verdict) -> None:
     """Kill clients of a program on the first host, and all processes of the login host; the program goes on."""
     moments = random.Random(1)
-    with _lab(2) as user:
+    with open_lab(2) as user:
         user.must("alloc", "dev", "-N", "2", "-t", "600")
         stop = str(user.lab.home() / "stop")
         run = user.must("run", "-a", "dev", "--detach", user.write("numbers.py", _NUMBERS), stop).split()[0]
@@ -226,7 +166,7 @@ def clients(options: argparse.Namespace, verdict: _Verdict) -> None:
                 for pid, _ in user.lab.processes("alice", host):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-            client.communicate(timeout=_PATIENCE_S)
+            client.communicate(timeout=PATIENCE_S)
             num_alive += any("numbers.py" in command for _, command in user.lab.processes("alice", "n1"))
         verdict.say("the program goes on", f"{num_alive} of {len(took)} times", num_alive == len(took))
         print(f"attach to its first line: median {statistics.median(took):.2f} s, longest {max(took):.2f} s")
@@ -237,10 +177,10 @@ def clients(options: argparse.Namespace, verdict: _Verdict) -> None:
         _release(user, verdict)
 
 
-def kills(options: argparse.Namespace, verdict: _Verdict) -> None:
+def kills(options: argparse.Namespace, verdict: Verdict) -> None:
     """Kill commands at random moments: no job without a record, no process is left."""
     moments = random.Random(2)
-    with _lab(4) as user:
+    with open_lab(4) as user:
         program = user.write("caller.py", _CALLER)
         job = ("--slurm=--output=/dev/null", "-N", "1", "-t", "2")
 
@@ -260,7 +200,7 @@ def kills(options: argparse.Namespace, verdict: _Verdict) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(moments.uniform(0.0, longest_s))
             process.send_signal(signal.SIGKILL)
-            process.communicate(timeout=_PATIENCE_S)
+            process.communicate(timeout=PATIENCE_S)
         verdict.say("the allocation that was used lives", "", user.run("run", "-a", "base", program).returncode == 0)
 
         def unrecorded() -> set[str]:
@@ -274,9 +214,9 @@ def kills(options: argparse.Namespace, verdict: _Verdict) -> None:
         _release(user, verdict)
 
 
-def calls(options: argparse.Namespace, verdict: _Verdict) -> None:
+def calls(options: argparse.Namespace, verdict: Verdict) -> None:
     """Count requests to Slurm while a job waits, and by a hundred runs."""
-    with _lab(2) as user:
+    with open_lab(2) as user:
         count = user.write("count", "", 0o666)
         for command in ("sbatch", "squeue", "scontrol", "scancel", "srun", "sinfo", "sacct"):
             script = f'#!/bin/sh\necho {command} >> {count}\nexec /usr/bin/{command} "$@"\n'
@@ -294,7 +234,7 @@ def calls(options: argparse.Namespace, verdict: _Verdict) -> None:
         num_pending = len(Path(count).read_text().split())
         verdict.say(f"requests in {options.minutes:g} min with a status every 10 s", num_pending, num_pending <= 15)
         user.lab.run(["scancel", "--me", "--name=filler"], check=True)
-        waiting.communicate(timeout=_PATIENCE_S)
+        waiting.communicate(timeout=PATIENCE_S)
         program = user.write("caller.py", _CALLER)
         Path(count).write_text("")
         for _ in range(options.number):
@@ -305,9 +245,9 @@ def calls(options: argparse.Namespace, verdict: _Verdict) -> None:
         _release(user, verdict)
 
 
-def tasks(options: argparse.Namespace, verdict: _Verdict) -> None:
+def tasks(options: argparse.Namespace, verdict: Verdict) -> None:
     """Run the tasks of an array on two hosts: each has its own allocation, and leaves nothing."""
-    with _lab(2) as user:
+    with open_lab(2) as user:
         output = user.lab.home() / "task-%a.out"
         words = ("--array", f"0-{options.number - 1}", "-N", "1", "-t", "5", f"--slurm=--output={output}")
         user.must("sbatch", *words, "--drop", "exclusive", "--slurm=-c4", user.write("task.py", _TASK))
@@ -322,9 +262,9 @@ def tasks(options: argparse.Namespace, verdict: _Verdict) -> None:
         _nothing_left(user, verdict)
 
 
-def ends(options: argparse.Namespace, verdict: _Verdict) -> None:
+def ends(options: argparse.Namespace, verdict: Verdict) -> None:
     """Let jobs reach their time limits, be preempted and requeued: each saves before its end, and only then."""
-    with _lab(4) as user:
+    with open_lab(4) as user:
         saver = user.write("saver.py", _SAVER)
         for kind, number, flags in (
             ("time limit", 2 * options.number, ("-t", "1")),
@@ -354,10 +294,10 @@ def _await_words(outputs: list[Path], words: str) -> None:
     def waiting() -> list[Path]:
         return [one for one in outputs if not one.exists() or words not in one.read_text()]
 
-    wait_until(f"'{words}' of all jobs", waiting, _PATIENCE_S, accept=lambda left: not left, interval_s=0.5)
+    wait_until(f"'{words}' of all jobs", waiting, PATIENCE_S, accept=lambda left: not left, interval_s=0.5)
 
 
-def _bring_about(user: _User, kind: str) -> None:
+def _bring_about(user: User, kind: str) -> None:
     if kind == "preemption":
         user.lab.run(
             ["sbatch", "-N4", "--exclusive", "-o", "/dev/null", "-J", "winner", "--wrap", "sleep 5"], check=True
@@ -368,14 +308,14 @@ def _bring_about(user: _User, kind: str) -> None:
             user.lab.run(["scontrol", "requeue", number], check=True)
 
 
-def _release(user: _User, verdict: _Verdict) -> None:
+def _release(user: User, verdict: Verdict) -> None:
     done = user.run("release", "--all")
     verdict.say("release", done.stdout.strip() or done.stderr, not done.returncode)
     verdict.say("jobs left", user.jobs() or 0, not user.jobs())
     _nothing_left(user, verdict)
 
 
-def _nothing_left(user: _User, verdict: _Verdict) -> None:
+def _nothing_left(user: User, verdict: Verdict) -> None:
     with contextlib.suppress(TimeoutError):
         wait_until("the end of all processes", user.left, 60.0, accept=lambda left: not left)
     verdict.say("processes left", user.left() or 0, not user.left())
@@ -399,7 +339,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="that a job waits")
     options = parser.parse_args()
     options.number = options.number or _NUMBERS_OF[options.campaign]
-    verdict = _Verdict()
+    verdict = Verdict()
     begun_s = time.monotonic()
     _CAMPAIGNS[options.campaign](options, verdict)
     print(f"{options.campaign}: {time.monotonic() - begun_s:.0f} s, load {os.getloadavg()[0]:.1f}")

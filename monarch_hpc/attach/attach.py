@@ -121,7 +121,9 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
         from monarch_hpc.attach.slurm_relay import SlurmRelay  # late: it imports the Slurm modules
 
         host, python, component = ready.head_name, config.agent.python, ready.component_of(ready.head)
-        relay = SlurmRelay(engine, ready.job_id, host, python, ended_path(directory), component)
+        ended, hosts = ended_path(directory), _listen_hosts(config) if config.fabric.dial_back else []
+        ports = config.fabric.port_range
+        relay = SlurmRelay(engine, ready.job_id, host, python, ended, component, hosts, ports)
     if role is Role.CONTROLLER:
         raise_file_limit()
         node.own_memory.cross_memory.use(config.fabric.order)
@@ -136,6 +138,16 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
         node.leave(ready.allocation, "the head cannot be reached")
         raise
     return Attachment(ready, node, channel)
+
+
+def _listen_hosts(config: Config) -> list[str]:
+    """Addresses of this machine that hosts may be able to connect to; none if the configured ones are missing."""
+    try:
+        return list(
+            choose_interfaces(read_interfaces(), config.fabric.interfaces.login, local=False, side="login").values()
+        )
+    except ConfigError:
+        return []
 
 
 def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:

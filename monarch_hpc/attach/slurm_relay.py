@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from monarch_hpc.attach.dial_back import BackDialer, BackListener
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.slurm.commands.argv import relay_argv, scrubbed
@@ -39,10 +40,21 @@ class SlurmRelay:
         python: the interpreter on that host.
         ended_file: exists once the job has ended; srun is then not started.
         component: that has the host, in a heterogeneous job; -1 in any other.
+        listen_hosts: addresses of this machine that hosts may connect to, which is faster than the step's pipes; may be
+            empty.
+        port_range: config key `fabric.port_range`.
     """
 
     def __init__(
-        self, engine: Engine, job_id: int, host: str, python: str, ended_file: Path, component: int = -1
+        self,
+        engine: Engine,
+        job_id: int,
+        host: str,
+        python: str,
+        ended_file: Path,
+        component: int = -1,
+        listen_hosts: Sequence[str] = (),
+        port_range: str = "",
     ) -> None:
         self._engine = engine
         command = (python, "-P", "-m", "monarch_hpc.attach.slurm_relay")
@@ -50,6 +62,9 @@ class SlurmRelay:
         self._ended_file = ended_file
         self._process: subprocess.Popen[bytes] | None = None
         self._relay: Relay | None = None
+        self._listen_hosts = listen_hosts
+        self._port_range = port_range
+        self._back: BackListener | None = None
 
     def open(self, address: str, failed: Callable[[str], None]) -> socket.socket:
         """Return a socket connected to *address* as seen from the step's host; call on the driver.
@@ -108,6 +123,9 @@ class SlurmRelay:
         process.stdout.close()
         process.stdin.close()
         self._relay = Relay(self._engine, read_fd, write_fd, far=False, over=self._over, last_words=self._last_words)
+        self._back = BackListener(self._engine, self._listen_hosts, self._port_range, self._relay.offer)
+        if how := self._back.how:
+            self._relay.ask_back(how)
 
     def _last_words(self) -> str:
         """The last line that srun wrote to stderr, with its meaning."""
@@ -122,6 +140,8 @@ class SlurmRelay:
     def _over(self, _reason: str) -> None:
         # The next dial starts another step: a step may end before its job does.
         self._relay = None
+        if self._back is not None:
+            self._back.close()
 
 
 def main() -> int:
@@ -136,7 +156,10 @@ def main() -> int:
     over = Flag(engine)
 
     def begin() -> None:
-        Relay(engine, read_fd, write_fd, far=True, over=lambda _reason: over.set())
+        def reach(how: bytes) -> None:
+            BackDialer(engine, how, relay.change_to)
+
+        relay = Relay(engine, read_fd, write_fd, far=True, over=lambda _reason: over.set(), reach=reach)
 
     engine.call_soon(begin)
     over.wait()

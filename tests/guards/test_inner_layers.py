@@ -28,6 +28,7 @@ INNER = {
         {"overview"},
         {"attach", "embedded", "heir_search", "sql_engine", "workers"},
         {"local_agents", "program_order", "slurm_relay"},
+        {"dial_back"},
     ),
     "actor": (
         {"ports", "spans", "transports"},

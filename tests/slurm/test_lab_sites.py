@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from monarch_hpc.testing.slurmlab import SlurmLab
 from tests.slurm.test_lab import HOSTS, lines_of
 
@@ -28,7 +30,9 @@ def test_two_login_hosts_share_homes_and_nothing_else(lab: SlurmLab) -> None:
 def test_homes_are_as_the_site_shows_them_to_hosts(lab: SlurmLab) -> None:
     home, scratch = lab.home() / "file", lab.scratch() / "file"
     write = ["sh", "-c", f"touch {home} && echo home; touch {scratch} && echo scratch"]
-    for access, written in (("ro", ["scratch"]), ("none", ["scratch"]), ("rw", ["home", "scratch"])):
+    kinds: dict[Literal["ro", "none", "rw"], list[str]]
+    kinds = {"ro": ["scratch"], "none": ["scratch"], "rw": ["home", "scratch"]}
+    for access, written in kinds.items():
         lab.set_home(access)
         assert lines_of(lab, "srun", "-N1", *write) == written
         assert lines_of(lab, *write) == ["home", "scratch"]  # on the login host

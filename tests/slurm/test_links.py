@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 from collections.abc import Iterator
 
@@ -251,4 +252,41 @@ def test_a_firewall_that_leaves_a_range_of_ports_open_is_no_hindrance(alice: Ali
         assert len(ours) >= 3 and all(31000 <= port <= 31019 for port in ours), lines
     run.signal_group(signal.SIGTERM)
     run.communicate(timeout=180)
+    release(alice)
+
+
+def test_where_only_hosts_may_connect_the_relay_has_a_connection_of_its_own(alice: Alice) -> None:
+    alice.env["MONARCH_HPC_FABRIC__PORT_RANGE"] = "31000-31999"
+    done = alice.run("alloc", "dev", "-N", "2", "-t", "10")
+    assert done.returncode == 0, done.stderr
+    # No answer of a host's listener reaches the login node, and its own connections do.
+    rule = f"to {alice.lab.address('login')} ipproto 6 sport 31000-31999 blackhole".split()
+    for host in alice.lab.hosts:
+        alice.lab.run(["ip", "rule", "add", *rule], user="root", host=host, check=True)
+    (shown,) = alice.status("dev")
+    assert (shown["state"], shown["link"]) == ("ready", "relay")
+    text = SLEEPER + "print(sum(map(len, sleepers.double.call(b'x' * 30_000_000).get().values())), flush=True)\n"
+    double = "    @endpoint\n    def double(self, data): return data + data\n\nprocs"
+    text = text.replace("procs", double, 1) + "sleepers.sleep.call().get()\n"
+    run = alice.start("run", "-a", "dev", write(alice, "doubler.py", text))
+    until_printed(run, "240000000")
+    lines = alice.lab.run(
+        ["ss", "-Htn", "state", "established", "sport", "ge", ":31000"], check=True
+    ).stdout.splitlines()
+    login = alice.lab.address("login")
+    backs = {line.split()[3].rpartition(":")[0] for line in lines if re.search(rf" {login}:31\d\d\d ", line)}
+    assert backs == {alice.lab.address("n1")}, lines
+    run.signal_group(signal.SIGTERM)
+    run.communicate(timeout=180)
+    # Where hosts may not connect either, it goes on over the step.
+    for host in alice.lab.hosts:
+        both = f"to {login} ipproto 6 dport 31000-31999 blackhole".split()
+        alice.lab.run(["ip", "rule", "add", *both], user="root", host=host, check=True)
+    run = alice.start("run", "-a", "dev", write(alice, "sleeper.py", SLEEPER))
+    until_printed(run, "ready")
+    run.communicate(timeout=180)
+    assert run.returncode == 0
+    for host in alice.lab.hosts:
+        for one in (rule, both):
+            alice.lab.run(["ip", "rule", "del", *one], user="root", host=host, check=True)
     release(alice)

@@ -26,6 +26,7 @@ class FabricConfig:
     trusted: bool
     interfaces: InterfacesConfig
     port_range: str
+    dial_back: bool
     spin_us: int
 
 

@@ -5,28 +5,20 @@ TCP addresses; the far end, on a host of the allocation, dials them. The near en
 above a socket stays the same: the handshake and the sealed records of `tcp` run through the relay, which has no key and
 cannot read what it carries.
 
-Records on the pipes, little-endian, after the far end's `GREETING`:
-
-    u8 what, u32 stream, u32 size, then size bytes
-
-    OPEN  an address      near to far
-    DATA  bytes           either way, at most `WINDOW_BYTES` unacknowledged
-    TAKEN u32             acknowledges that many bytes, and grants as many more
-    END   why, UTF-8      the stream has ended; earlier data is still to be delivered
-    KEEP                  near to far, periodically: keepalive of the near end
+A far end that can connect to the near one lets it change to that connection, see `attach.dial_back`. The format is in
+`relay_records`.
 """
 
 from __future__ import annotations
 
-import enum
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 
 from monarch_hpc.core.errors import FrameError, PeerLost
 from monarch_hpc.transport.address import begin_connect
+from monarch_hpc.transport.connect.relay_records import END_OF_PIPE, HEAD, WINDOW_BYTES, Stream, What
 from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["CLOSED_THERE", "GREETING", "KEEP_S", "SILENCE_S", "WINDOW_BYTES", "Relay"]
@@ -34,8 +26,6 @@ __all__ = ["CLOSED_THERE", "GREETING", "KEEP_S", "SILENCE_S", "WINDOW_BYTES", "R
 GREETING = b"monarch-hpc relay 1\n"
 """The first bytes of the far end: anything before them, such as output of a module system, is skipped."""
 
-WINDOW_BYTES = 2**20
-"""Bytes of one stream in flight: enough for 17 MB/s, srun's throughput, at a round trip of 60 ms."""
 
 CLOSED_THERE = "the other side closed"
 """Reason of a stream that had reached its address; its meaning is up to the protocol on the stream."""
@@ -52,31 +42,6 @@ _MAX_WAITING = 16
 """Records queued for the pipe before reading from streams pauses; otherwise each would keep a window in memory."""
 _MAX_REASON_BYTES = 400
 _READ_BYTES = 2**16
-_HEAD = struct.Struct("<BII")
-
-
-class _What(enum.IntEnum):
-    OPEN = 1
-    DATA = 2
-    TAKEN = 3
-    END = 4
-    KEEP = 5
-
-
-class _Stream:
-    """One stream at one end: a local socket, and the data queued for it."""
-
-    __slots__ = ("credit", "ended", "failed", "number", "opened", "sock", "unsent", "watched")
-
-    def __init__(self, number: int, sock: socket.socket, failed: Callable[[str], None] | None) -> None:
-        self.number = number
-        self.sock = sock
-        self.failed = failed  # called with the reason when the far end ends the stream
-        self.opened = True  # False while the far end's socket connects
-        self.credit = WINDOW_BYTES  # bytes that may still be sent to the other end
-        self.unsent = bytearray()
-        self.ended = False  # the other end sends no more
-        self.watched = (False, False)
 
 
 class Relay:
@@ -88,6 +53,7 @@ class Relay:
         far: whether this end dials.
         over: called once, with the reason, when the pipes can no longer be used.
         last_words: returns the last lines that the relay process wrote to stderr.
+        reach: at the far end, takes the bytes of `ask_back`.
     """
 
     def __init__(
@@ -99,14 +65,19 @@ class Relay:
         far: bool,
         over: Callable[[str], None],
         last_words: Callable[[], str] = str,
+        reach: Callable[[bytes], None] = lambda _how: None,
     ) -> None:
         self._engine = engine
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._far = far
         self._last_words = last_words
+        self._reach = reach
+        self._connection: socket.socket | None = None  # that the pipes are changed for
+        self._changed = False
+        self._pipes: list[int] = []
         self._over: Callable[[str], None] | None = over
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream] = {}
         self._next = 1
         self._in = bytearray()
         self._greeted = far
@@ -128,12 +99,28 @@ class Relay:
             failed: called with the reason when the far end ends the stream; the socket then ends too.
         """
         ours, theirs = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        stream = _Stream(self._next, ours, failed)
+        stream = Stream(self._next, ours, failed)
         self._next += 1
         self._streams[stream.number] = stream
-        self._send(_What.OPEN, stream.number, address.encode())
+        self._send(What.OPEN, stream.number, address.encode())
         self._watch(stream)
         return theirs
+
+    def ask_back(self, how: bytes) -> None:
+        """Let the far end connect to this one; it goes on over its pipes if it cannot."""
+        self._send(What.REACH, 0, how)
+
+    def offer(self, connection: socket.socket) -> None:
+        """Let the far end change to *connection*, which it has made to the near end."""
+        if self._over is None:
+            connection.close()
+        else:
+            self._connection = connection
+
+    def change_to(self, connection: socket.socket) -> None:
+        """Go on over *connection*, which the near end has been offered, in place of the pipes; for the far end."""
+        self.offer(connection)
+        self._leave_pipe()
 
     def close(self, reason: str) -> None:
         """End all streams and close the pipes."""
@@ -143,8 +130,12 @@ class Relay:
         self._timer.cancel()
         self._engine.unwatch(self._read_fd)
         self._engine.unwatch(self._write_fd)
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+        for fd in self._pipes:
+            self._engine.unwatch(fd)
+        for fd in {self._read_fd, self._write_fd, *self._pipes}:
+            os.close(fd)
+        if self._connection is not None:
+            self._connection.close()
         for stream in list(self._streams.values()):
             self._drop(stream, reason)
         over(reason)
@@ -154,24 +145,54 @@ class Relay:
             self.close(f"silence from the near end for {SILENCE_S:.0f} s")
             return
         if not self._far:
-            self._send(_What.KEEP, 0)
+            self._send(What.KEEP, 0)
         self._timer = self._engine.call_later(KEEP_S, self._keep)
 
     # ---- the pipes ----
 
-    def _send(self, what: _What, number: int, payload: bytes | memoryview = b"") -> None:
-        self._write(_HEAD.pack(what, number, len(payload)) + payload)
+    def _send(self, what: What, number: int, payload: bytes | memoryview = b"") -> None:
+        self._write(HEAD.pack(what, number, len(payload)) + payload)
 
     def _write(self, data: bytes) -> None:
         if self._over is None:
             return
-        self._out.append(memoryview(data))
+        self._queue(memoryview(data))
+
+    def _queue(self, data: memoryview) -> None:
+        self._out.append(data)
         if len(self._out) == 1:
             self._on_writable()
+
+    def _leave_pipe(self) -> None:
+        """Send the last record on the pipe, and whatever comes after it over the connection."""
+        self._send(What.CHANGE, 0)
+        if self._over is not None:
+            self._queue(END_OF_PIPE)
+
+    def _replace(self, fd: int) -> int:
+        """Return a descriptor of the connection in place of *fd*, which stays open: its end is that of the step."""
+        assert self._connection is not None
+        self._engine.unwatch(fd)
+        self._pipes.append(fd)
+        return os.dup(self._connection.fileno())
+
+    def _on_pipe(self, fd: int) -> None:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close(f"the relay process ended: {self._last_words() or 'it wrote nothing'}")
 
     def _on_writable(self, _mask: int = 0) -> None:
         try:
             while self._out:
+                if self._out[0] is END_OF_PIPE:
+                    self._out.popleft()
+                    self._write_fd = self._replace(self._write_fd)
+                    continue
                 sent = os.write(self._write_fd, self._out[0])
                 self._out[0] = self._out[0][sent:]
                 if not self._out[0]:
@@ -217,11 +238,11 @@ class Relay:
             del self._in[: at + len(GREETING)]
             self._greeted = True
         at = 0
-        while len(self._in) - at >= _HEAD.size:
-            what, number, size = _HEAD.unpack_from(self._in, at)
+        while len(self._in) - at >= HEAD.size:
+            what, number, size = HEAD.unpack_from(self._in, at)
             if size > WINDOW_BYTES:
                 raise FrameError(f"a relay record of {size} bytes")
-            begin = at + _HEAD.size
+            begin = at + HEAD.size
             if len(self._in) - begin < size:
                 break
             at = begin + size
@@ -231,29 +252,47 @@ class Relay:
         del self._in[:at]
 
     def _take(self, what: int, number: int, payload: bytes) -> None:
-        if what == _What.OPEN and self._far:
+        if what == What.OPEN and self._far:
             if number in self._streams:
                 raise FrameError(f"stream {number} is opened twice")
             self._dial(number, payload.decode(errors="replace"))
             return
+        if what == What.REACH and self._far:
+            self._reach(payload)
+            return
+        if what == What.CHANGE:
+            self._change()
+            return
         stream = self._streams.get(number)
         if stream is None:
             return  # it ended here while the record was in flight
-        if what == _What.DATA:
+        if what == What.DATA:
             if len(stream.unsent) + len(payload) > WINDOW_BYTES:
                 raise FrameError(f"stream {number} exceeds its window")
             stream.unsent += payload
             self._flush(stream)
-        elif what == _What.TAKEN and len(payload) == 4:
+        elif what == What.TAKEN and len(payload) == 4:
             stream.credit += int.from_bytes(payload, "little")
             self._watch(stream)
-        elif what == _What.END:
+        elif what == What.END:
             stream.ended = True
             if stream.failed is not None:
                 stream.failed(payload[:_MAX_REASON_BYTES].decode(errors="replace"))
             self._flush(stream)
         else:
             raise FrameError(f"a relay record of kind {what}")
+
+    def _change(self) -> None:
+        """The other end writes to the connection from here on."""
+        if self._connection is None or self._changed:
+            raise FrameError("the other end changes to a connection that there is none")
+        self._changed = True
+        if not self._far:
+            self._leave_pipe()
+        pipe = self._read_fd
+        self._read_fd = self._replace(pipe)
+        self._engine.watch(pipe, lambda _mask: self._on_pipe(pipe))
+        self._engine.watch(self._read_fd, self._on_readable)
 
     # ---- the local sockets ----
 
@@ -262,13 +301,13 @@ class Relay:
             sock = begin_connect(address)
         except (OSError, PeerLost) as error:
             why = str(error) if isinstance(error, PeerLost) else error.strerror or str(error)
-            self._send(_What.END, number, why.encode())
+            self._send(What.END, number, why.encode())
             return
-        stream = self._streams[number] = _Stream(number, sock, None)
+        stream = self._streams[number] = Stream(number, sock, None)
         stream.opened = False
         self._watch(stream)
 
-    def _watch(self, stream: _Stream) -> None:
+    def _watch(self, stream: Stream) -> None:
         """Watch a stream's socket for the events that can be handled now."""
         read = stream.opened and stream.credit > 0
         if read and len(self._out) >= _MAX_WAITING:
@@ -283,7 +322,7 @@ class Relay:
         else:
             self._engine.unwatch(stream.sock.fileno())
 
-    def _on_socket(self, stream: _Stream) -> None:
+    def _on_socket(self, stream: Stream) -> None:
         if not stream.opened:
             status = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if status:
@@ -305,11 +344,11 @@ class Relay:
                     self._end(stream, CLOSED_THERE)
                     return
                 stream.credit -= len(data)
-                self._send(_What.DATA, stream.number, data)
+                self._send(What.DATA, stream.number, data)
         if stream.number in self._streams:
             self._watch(stream)
 
-    def _flush(self, stream: _Stream) -> None:
+    def _flush(self, stream: Stream) -> None:
         """Write received data to the local socket, and acknowledge what it took."""
         taken = 0
         try:
@@ -323,19 +362,19 @@ class Relay:
             self._end(stream, error.strerror or str(error))
             return
         if taken and not stream.ended:
-            self._send(_What.TAKEN, stream.number, taken.to_bytes(4, "little"))
+            self._send(What.TAKEN, stream.number, taken.to_bytes(4, "little"))
         if stream.ended and not stream.unsent:
             self._drop(stream, "")
         else:
             self._watch(stream)
 
-    def _end(self, stream: _Stream, why: str) -> None:
+    def _end(self, stream: Stream, why: str) -> None:
         """Close a stream whose local socket has ended, and notify the other end."""
         if not stream.ended:
-            self._send(_What.END, stream.number, why.encode())
+            self._send(What.END, stream.number, why.encode())
         self._drop(stream, "")
 
-    def _drop(self, stream: _Stream, why: str) -> None:
+    def _drop(self, stream: Stream, why: str) -> None:
         if self._streams.pop(stream.number, None) is None:
             return
         if why and stream.failed is not None:

@@ -113,7 +113,12 @@ def make_fabric(engine: Engine, transports: str) -> UcxFabric:
     return UcxFabric(
         engine,
         FabricConfig(
-            order=("ucx", "tcp"), trusted=trusted, interfaces=InterfacesConfig((), ()), port_range="", spin_us=0
+            order=("ucx", "tcp"),
+            trusted=trusted,
+            interfaces=InterfacesConfig((), ()),
+            port_range="",
+            dial_back=False,
+            spin_us=0,
         ),
         UcxConfig(
             library=None, transports=transports, devices="", port_range="", tcp_segment_bytes=2**16, keepalive_s=1.0

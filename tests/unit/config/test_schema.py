@@ -34,6 +34,7 @@ def test_a_document_is_plain_json_of_the_same_shape(config: Config) -> None:
         "trusted": True,
         "interfaces": {"login": [], "compute": ["hsn0"]},
         "port_range": "",
+        "dial_back": True,
         "spin_us": 50,
     }
 
