@@ -17,6 +17,7 @@ import random
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,8 @@ class _Line:
 
     Attributes:
         took_s: from each fault until each call that it ended has ended.
-        healed_s: from the end of the last of these calls until the procs answered again.
+        healed_s: from the end of the last of these calls until the procs answered again; of faults of the head, until
+            another one has started a proc.
         wrong: kinds of death that do not say what happened, with their causes.
     """
 
@@ -90,7 +92,7 @@ class Campaign:
         self.violations += [f"{where}: false death: {text}" for text in found["false_deaths"]]
         if found.get("wrong_lives"):
             self.violations.append(f"{where}: ranks {found['wrong_lives']} are not the lives that they should be")
-        if ranks and "healed_s" in found:
+        if (ranks or fault.ends_run) and "healed_s" in found:
             line.healed_s.append(found["healed_s"])
         for kind, cause in zip(found["kinds"], found["causes"], strict=True):
             if kind not in fault.kinds:
@@ -133,9 +135,15 @@ def _ms(times_s: list[float], percent: int) -> str:
     return f"{1e3 * statistics.quantiles(times_s, n=100, method='inclusive')[percent - 1]:.0f}"
 
 
-def draw(num: int, kind: str, per_run: int, dice: random.Random) -> list[list[Fault]]:
-    """Draw *num* faults, for runs that each end with what the allocation does not survive, or after *per_run*."""
-    known = [fault for fault in FAULTS if kind in fault.where]
+def draw(
+    num: int, kind: str, per_run: int, dice: random.Random, only: Collection[str] | None = None
+) -> list[list[Fault]]:
+    """Draw *num* faults, for runs that each end with what the allocation does not survive, or after *per_run*.
+
+    Args:
+        only: names of the faults to draw; None for all.
+    """
+    known = [fault for fault in FAULTS if kind in fault.where and (only is None or fault.name in only)]
     drawn: list[list[Fault]] = [[]]
     for fault in dice.choices(known, [one.weight for one in known], k=num):
         drawn[-1].append(fault)
@@ -150,13 +158,14 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--seed", type=int, default=None, help="by default another one each time")
     parser.add_argument("--per-run", type=int, default=25, metavar="N", help="faults of one run, at most: %(default)s")
+    parser.add_argument("--only", nargs="+", choices=sorted(fault.name for fault in FAULTS), metavar="FAULT")
     parser.add_argument("--lab", action="store_true", help="on four hosts with a Slurm; needs root")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
     print(f"--seed {seed}", flush=True)
     dice, campaign = random.Random(seed), Campaign()
     kind = LAB if arguments.lab else EMBEDDED
-    runs = draw(arguments.faults, kind, arguments.per_run, dice)
+    runs = draw(arguments.faults, kind, arguments.per_run, dice, arguments.only)
     with open_lab() if arguments.lab else open_embedded() as place:
         for number, faults in enumerate(runs):
             print(f"run {number + 1} of {len(runs)}", file=sys.stderr, flush=True)

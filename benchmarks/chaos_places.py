@@ -127,6 +127,8 @@ FAULTS = (
     _outside("hosts cut off 5 s", 4, _NONE, where=(LAB,)),
     _outside("deaf one way 5 s", 3, _NONE, where=(LAB,)),
     _outside("slurmctld down 3 s", 3, _NONE, where=(LAB,)),
+    _outside("head's host off", 2, _NONE, where=(LAB,), ends_run=True),
+    _outside("head's cable out", 2, _NONE, where=(LAB,), ends_run=True),
     _outside("power off", 2, _HOST, "network", "node-failure", where=(LAB,), ends_run=True),
     _outside("cable out", 2, _HOST, "network", "node-failure", where=(LAB,), ends_run=True),
     _outside("marked down", 2, _HOST, "node-failure", where=(LAB,), ends_run=True),
@@ -289,6 +291,11 @@ class _LabBreaker:
             case "slurmctld down 3 s":
                 with faults.without_slurmctld():
                     time.sleep(3)
+            case "head's host off":
+                self._lab.link_down("n1")
+                self._lab.kill_host("n1")
+            case "head's cable out":
+                self._lab.link_down("n1")
             case "power off":
                 self._lab.link_down(name)  # else the kernel, which all hosts share, would end its connections
                 self._lab.kill_host(name)

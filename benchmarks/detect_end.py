@@ -52,7 +52,7 @@ def ray(address: str) -> None:
 def torchmonarch(address: str) -> None:
     """Call an actor of a worker that listens on the other host."""
     import monarch.actor
-    from monarch.actor import Actor, attach_to_workers, endpoint
+    from monarch.actor import Actor, attach_to_workers, enable_transport, endpoint
 
     class Victim(Actor):
         @endpoint
@@ -60,6 +60,7 @@ def torchmonarch(address: str) -> None:
             time.sleep(duration_s)
 
     monarch.actor.unhandled_fault_hook = lambda _failure: None
+    enable_transport("tcp")
     hosts = attach_to_workers(ca="trust_all_connections", workers=[address])
     victim: Any = hosts.spawn_procs(per_host={"p": 1}).spawn("victim", Victim)
     victim.nap.call(0).get()

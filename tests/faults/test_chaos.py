@@ -1,6 +1,6 @@
-"""A small campaign of random faults on embedded hosts; ``CHAOS_FAULTS=1000`` makes it a large one.
+"""A small campaign of random faults on embedded hosts.
 
-``CHAOS_SEED`` repeats an earlier one.
+``CHAOS_FAULTS=1000`` makes it a large one, ``CHAOS_SEED`` another one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PER_RUN = 25
 
 @pytest.mark.slow
 def test_random_faults_are_explained_and_survived(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seed = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(2**31)))
+    seed = int(os.environ.get("CHAOS_SEED", "9"))
     dice, campaign, place = random.Random(seed), Campaign(), EmbeddedPlace(tmp_path)
     for faults in draw(_NUM_FAULTS, EMBEDDED, _PER_RUN, dice):
         campaign.suffer(place, faults, dice.randrange(2**31), dice)
