@@ -17,7 +17,7 @@ from monarch_hpc.core.lazy_face import lazy_face
 if TYPE_CHECKING:
     from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
     from monarch_hpc.tensor import random
-    from monarch_hpc.tensor.active import activate, no_mesh, rank_tensor, rank_tensors, sync
+    from monarch_hpc.tensor.active import activate, compile, no_mesh, rank_tensor, rank_tensors, sync
     from monarch_hpc.tensor.fetch import fetch_shard, inspect, show
     from monarch_hpc.tensor.ops.proxy import MeshTensor
     from monarch_hpc.tensor.remote_functions import Remote, call_on_shard_and_fetch, remote
@@ -29,6 +29,7 @@ _HOMES = {
     "RemoteOpError": "core.errors",
     "activate": "tensor.active",
     "call_on_shard_and_fetch": "tensor.remote_functions",
+    "compile": "tensor.active",
     "fetch_shard": "tensor.fetch",
     "inspect": "tensor.fetch",
     "no_mesh": "tensor.active",
@@ -47,6 +48,7 @@ __all__ = [
     "RemoteOpError",
     "activate",
     "call_on_shard_and_fetch",
+    "compile",
     "fetch_shard",
     "inspect",
     "no_mesh",

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from monarch_hpc.core.arguments import check_callable
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.capture.captured import capture
 from monarch_hpc.tensor.opening import sharded_view_of, view_of
@@ -18,7 +20,7 @@ from monarch_hpc.tensor.ops.dispatch import dispatch
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
 from monarch_hpc.tensor.stream.engine import View
 
-__all__ = ["activate", "active_view", "capture_on", "no_mesh", "rank_tensor", "rank_tensors", "sync"]
+__all__ = ["activate", "active_view", "capture_on", "compile", "no_mesh", "rank_tensor", "rank_tensors", "sync"]
 
 
 class _Stack(threading.local):
@@ -100,6 +102,40 @@ def capture_on(mesh: ProcMesh, function: Callable[..., Any] | None, verify: bool
     """See `ProcMesh.capture` and `Mesh.capture`."""
     view = sharded_view_of(mesh) if is_sharded else view_of(mesh)
     return capture(view, function, verify, active_view)
+
+
+class _Compiled:
+    """A function that is captured on the mesh that is active at a call; see `compile`."""
+
+    def __init__(self, function: Callable[..., Any], verify: bool) -> None:
+        self._function = function
+        self._verify = verify
+        self._captured: WeakKeyDictionary[View, Any] = WeakKeyDictionary()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        view = active_view()
+        if view is None:
+            tensor = first_tensor((args, kwargs))
+            if tensor is None:
+                raise ValueError(f"{self._function!r} has no mesh tensor among its arguments, and no mesh is active")
+            view = tensor._h.view
+        found = self._captured.get(view)
+        if found is None:
+            found = self._captured[view] = capture(view, self._function, self._verify, active_view)
+        return found(*args, **kwargs)
+
+
+def compile(function: Callable[..., Any] | None = None, *, verify: bool = False) -> Any:
+    """Capture a function on the mesh that is active when it is called, else on that of its arguments; a decorator.
+
+    Args:
+        function: see `ProcMesh.capture`.
+        verify: likewise.
+    """
+    if function is None:
+        return lambda given: compile(given, verify=verify)
+    check_callable("function", function)
+    return _Compiled(function, verify)
 
 
 def sync(mesh: ProcMesh) -> None:

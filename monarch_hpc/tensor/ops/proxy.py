@@ -206,6 +206,7 @@ class MeshTensor(torch.Tensor):
         reduction: str = "sum",
         scatter: bool = False,
         out: MeshTensor | None = None,
+        mesh: Any = None,
     ) -> MeshTensor:
         """Combine the values of all ranks along dimensions of the mesh; each rank gets the result.
 
@@ -215,13 +216,23 @@ class MeshTensor(torch.Tensor):
                 makes the rank's place the first dimension.
             scatter: whether each rank gets only its row of the result: the first dimension must have the mesh's size.
             out: written to instead of a new tensor.
+            mesh: where the result is, as of `to_mesh`; along reduced dimensions that it does not have, of the first
+                rank. The same ranks if None.
 
         Raises:
             KeyError: no dimension of that name.
-            TypeError: the tensor requires a gradient, or its type cannot be reduced so.
+            TypeError: *out* and *mesh* are given, the tensor requires a gradient, or its type cannot be reduced so.
             ValueError: another reduction, a wrong shape, or several dimensions where one is needed.
         """
-        return self._h.view.operations.reduce(self, dims, reduction, scatter, out, False)  # type: ignore[no-any-return]
+        if mesh is not None and out is not None:
+            raise TypeError("reduce(out=, mesh=): the result is written to out, or is on mesh; give one")
+        made: MeshTensor = self._h.view.operations.reduce(self, dims, reduction, scatter, out, False)
+        if mesh is None:
+            return made
+        kept = getattr(getattr(mesh, "region", None), "extent", {})
+        reduced = (dims,) if isinstance(dims, str) else tuple(dims) or self.mesh.extent.names
+        dropped = {name: 0 for name in reduced if name not in kept}
+        return (made.slice_mesh(**dropped) if dropped else made).to_mesh(mesh)
 
     def reduce_(self, dims: str | tuple[str, ...] = (), reduction: str = "sum") -> MeshTensor:
         """Like `reduce`, into this tensor itself."""

@@ -61,7 +61,7 @@ class View:
         mesh: number of the template that describes a mesh with sharded tensors; 0 if each rank has values of its own.
     """
 
-    __slots__ = ("dead", "engine", "entries", "mesh", "operations", "ranks", "region", "workers")
+    __slots__ = ("__weakref__", "dead", "engine", "entries", "mesh", "operations", "ranks", "region", "workers")
 
     def __init__(
         self, engine: TensorEngine, region: Region, workers: ActorMesh[Any], operations: TensorOperations

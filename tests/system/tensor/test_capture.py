@@ -15,6 +15,7 @@ from torch import nn
 
 from monarch_hpc import ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
+from monarch_hpc.tensor import compile as tensor_compile
 from monarch_hpc.tensor import inspect, random, remote, sync
 
 _GET_S = 60.0
@@ -322,3 +323,18 @@ def test_tensors_of_the_program_and_functions_on_the_ranks(procs: ProcMesh) -> N
     for number in range(5):  # tensors of the program as arguments
         assert inspect(double(torch.full((2,), float(number)))).tolist() == [2.0 * number] * 2
     assert double.num_replays == 3
+
+
+def test_a_compiled_function_is_captured_where_it_is_called(procs: ProcMesh) -> None:
+    scaled = tensor_compile(lambda x, factor: x * factor)
+    first = procs.slice(dp=0)
+    for mesh in (procs, first):
+        with mesh.activate():
+            for _ in range(4):
+                assert inspect(scaled(torch.ones(2), 3)).tolist() == [3.0, 3.0]
+    x: Any = None
+    with procs.activate():
+        x = torch.ones(2)
+    assert inspect(scaled(x, 3), dp=1).tolist() == [3.0, 3.0]
+    with pytest.raises(ValueError, match="no mesh is active"):
+        scaled(3, 4)

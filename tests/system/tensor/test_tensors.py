@@ -109,6 +109,10 @@ def test_reductions(procs: ProcMesh, dtype: torch.dtype) -> None:
         assert all(torch.equal(one, stacked) for one in both(x.reduce("dp", "stack")))
         swapped = both(x.reduce("dp", "stack", scatter=True))
         assert all(torch.equal(one, stacked[:, place]) for place, one in enumerate(swapped))
+        alone = x.reduce("dp", mesh=procs.slice(dp=1))
+        assert len(alone.mesh) == 1 and torch.equal(inspect(alone), stacked.sum(0))
+        with pytest.raises(TypeError, match="give one"):
+            x.reduce("dp", out=x, mesh=procs)
         out = torch.zeros(2, 2, dtype=dtype)
         assert x.reduce("dp", out=out) is out
         assert all(torch.equal(one, stacked.sum(0)) for one in both(out))
