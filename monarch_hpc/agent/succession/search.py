@@ -31,8 +31,8 @@ class HeadSearch:
         join: called with the channel to a head that this agent follows, and what is wrong with this host.
         lost: called if an heir cannot be reached.
         failed: called if there is no head until the deadline.
-        doubt: given for an agent that was fenced, which asks again until the deadline whatever goes wrong. Asks whether the
-            head's host, of the given rank, has left the job, and calls back if so: then this head does not come back.
+        doubt: given for an agent that was fenced, which asks again until the deadline whatever goes wrong. Asks whether
+            the head's host, of the given rank, has left the job, and calls back if so: this head does not come back.
     """
 
     def __init__(
