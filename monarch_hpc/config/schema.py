@@ -35,6 +35,7 @@ __all__ = [
     "LogsConfig",
     "PathsConfig",
     "ProcsConfig",
+    "RdmaConfig",
     "SlurmConfig",
     "TensorConfig",
     "TransportConfig",
