@@ -120,7 +120,8 @@ def keep_burst(echo: ActorMesh[Echo]) -> Iterator[tuple[str, float, str]]:
 
 def main() -> None:
     """Print the table."""
-    kept, plain = [], []
+    kept: list[float] = []
+    plain: list[float] = []
     for _ in range(_NUM_TURNS):
         for keep, times in (("always", kept), ("never", plain)):
             with open_echo(keep) as echo:
