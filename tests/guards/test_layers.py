@@ -29,6 +29,7 @@ LAYERS = (
 
 # Third-party packages, with the only modules that may import them.
 DOORS = {
+    "IPython": {"mesh.calls.progress"},
     "click": {"cli"},
     "cloudpickle": {"wire.serializer"},
     "cryptography": {"transport.secure.noise", "transport.tcp.channel"},
