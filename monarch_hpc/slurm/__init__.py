@@ -2,20 +2,59 @@
 
 from __future__ import annotations
 
-from monarch_hpc.slurm.allocation import Allocations, Released
-from monarch_hpc.slurm.census import Census
-from monarch_hpc.slurm.checks.plan import JobPlan, plan_job
-from monarch_hpc.slurm.checks.site_rules import limits_in_words
-from monarch_hpc.slurm.commands.jobs import QueueRow
-from monarch_hpc.slurm.commands.messages import reason_in_words
-from monarch_hpc.slurm.commands.states import Phase, SlurmState
-from monarch_hpc.slurm.directory import Seen, look
-from monarch_hpc.slurm.failure import agents_missing
-from monarch_hpc.slurm.inside import JobHere, find_job_here, open_inside
-from monarch_hpc.slurm.job import Lifecycle, Stage
-from monarch_hpc.slurm.nodes.exclusions import Exclusion, Exclusions, exclude_bad_hosts
-from monarch_hpc.slurm.registry import AllocationRecord, Ended, check_name
-from monarch_hpc.slurm.script import Group, Request, plan_group_flags, plan_job_flags, render_salloc, render_script
+from typing import TYPE_CHECKING
+
+from monarch_hpc.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from monarch_hpc.slurm.allocation import Allocations, Released
+    from monarch_hpc.slurm.census import Census
+    from monarch_hpc.slurm.checks.plan import JobPlan, plan_job
+    from monarch_hpc.slurm.checks.site_rules import limits_in_words
+    from monarch_hpc.slurm.commands.jobs import QueueRow
+    from monarch_hpc.slurm.commands.messages import reason_in_words
+    from monarch_hpc.slurm.commands.states import Phase, SlurmState
+    from monarch_hpc.slurm.directory import Seen, look
+    from monarch_hpc.slurm.failure import agents_missing
+    from monarch_hpc.slurm.inside import JobHere, find_job_here, open_inside
+    from monarch_hpc.slurm.job import Lifecycle, Stage
+    from monarch_hpc.slurm.nodes.exclusions import Exclusion, Exclusions, exclude_bad_hosts
+    from monarch_hpc.slurm.registry import AllocationRecord, Ended, check_name
+    from monarch_hpc.slurm.script import Group, Request, plan_group_flags, plan_job_flags, render_salloc, render_script
+
+# Loaded at their first use: completion of words reads a file of the registry, and nothing else.
+_HOMES = {
+    "AllocationRecord": "slurm.registry",
+    "Allocations": "slurm.allocation",
+    "Census": "slurm.census",
+    "Ended": "slurm.registry",
+    "Exclusion": "slurm.nodes.exclusions",
+    "Exclusions": "slurm.nodes.exclusions",
+    "Group": "slurm.script",
+    "JobHere": "slurm.inside",
+    "JobPlan": "slurm.checks.plan",
+    "Lifecycle": "slurm.job",
+    "Phase": "slurm.commands.states",
+    "QueueRow": "slurm.commands.jobs",
+    "Released": "slurm.allocation",
+    "Request": "slurm.script",
+    "Seen": "slurm.directory",
+    "SlurmState": "slurm.commands.states",
+    "Stage": "slurm.job",
+    "agents_missing": "slurm.failure",
+    "check_name": "slurm.registry",
+    "exclude_bad_hosts": "slurm.nodes.exclusions",
+    "find_job_here": "slurm.inside",
+    "limits_in_words": "slurm.checks.site_rules",
+    "look": "slurm.directory",
+    "open_inside": "slurm.inside",
+    "plan_group_flags": "slurm.script",
+    "plan_job": "slurm.checks.plan",
+    "plan_job_flags": "slurm.script",
+    "reason_in_words": "slurm.commands.messages",
+    "render_salloc": "slurm.script",
+    "render_script": "slurm.script",
+}
 
 __all__ = [
     "AllocationRecord",
@@ -49,3 +88,5 @@ __all__ = [
     "render_salloc",
     "render_script",
 ]
+
+__getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

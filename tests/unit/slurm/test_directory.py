@@ -57,7 +57,7 @@ def test_a_prepared_directory_is_ours_alone_and_shows_nothing_yet(tmp_path: Path
     directory = tmp_path / "a b" / "01234567"
     script = prepare(directory, config, b"k" * 32, "#!/bin/bash\n")
     assert script == directory / "job.sh" and script.read_text() == "#!/bin/bash\n"
-    names = {"agent.sh", "attempts", "config.json", "job.sh", "key", "runs", "task.sh"}
+    names = {"agent.sh", "attempts", "config.json", "job.sh", "key", "runs", "task.sh", "holder.sh"}
     assert {path.name for path in directory.iterdir()} == names
     assert [path for path in [directory, *directory.rglob("*")] if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
     assert look(directory) == Seen()
