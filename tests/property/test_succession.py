@@ -1,7 +1,8 @@
 """No interleaving of losses, delays and splits makes two heads of a term, or an agent that takes orders of two.
 
 Messages that were sent can be delivered at any time, any number of times, or never: that covers losses, delays,
-repetitions and splits. Slurm may say at any time that a head's host has left the job, also of one that lives.
+repetitions and splits. Slurm may say at any time that a head's host has left the job, also of one that lives. An agent
+may be fenced at any time, and begins anew then, as another voice without a memory.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_hpc.supervision.electorate import Electorate, Voters
-from monarch_hpc.supervision.succession import Ballot, Candidacy, Part, Patience, Succession
+from monarch_hpc.supervision.succession import Ballot, Candidacy, Duty, Part, Patience, Succession
 
 OWNER = 100
 PATIENCE = Patience(1.0, 30.0, 600.0)
+MAX_VOICES = 8
+"""Of all incarnations of agents, so that worlds stay small."""
 Action = Callable[["World"], None]
 
 
@@ -29,11 +32,25 @@ class ContradictionError(Exception):
 
 
 class World:
-    """The agents 1 to *num_hosts*, the owner of a run, and all messages that were ever sent."""
+    """The agents 1 to *num_hosts*, the owner of a run, and all messages that were ever sent.
 
-    def __init__(self, num_hosts: int, max_term: int, mutant: type = Succession, *, heeds_slurm: bool = True) -> None:
+    Args:
+        max_voices: number of all incarnations of agents; 0 if none begins anew.
+    """
+
+    def __init__(
+        self,
+        num_hosts: int,
+        max_term: int,
+        mutant: type = Succession,
+        *,
+        heeds_slurm: bool = True,
+        max_voices: int = MAX_VOICES,
+    ) -> None:
         machine = mutant if issubclass(mutant, Succession) else type("Agent", (mutant, Succession), {})
         ballot = Ballot if issubclass(mutant, Succession) else type("Owner", (mutant, Ballot), {})
+        self.machine = machine
+        self.num_voices, self.max_voices = num_hosts, max_voices
         self.agents: dict[int, Succession] = {own: machine(own, PATIENCE) for own in range(1, num_hosts + 1)}
         self.ballot: Ballot = ballot(OWNER)
         self.max_term = max_term
@@ -65,7 +82,7 @@ class World:
     def key(self) -> object:
         """Equal for worlds with the same future."""
         agents = tuple(
-            (agent.part, agent.term, agent.choice, agent.has_head, agent.electorate, agent.head_gone)
+            (agent.own, agent.part, agent.term, agent.choice, agent.has_head, agent.electorate, agent.head_gone)
             for agent in self.agents.values()
         )
         ballot = self.ballot.term, self.ballot.choice, self.ballot.has_head, self.ballot.electorate
@@ -74,8 +91,8 @@ class World:
 
     def actions(self) -> list[list[Action]]:
         """All that can happen next and changes something, by kind."""
-        kinds: list[list[Action]] = [[] for _ in range(7)]
-        lose, stand, gone, elect, change, ask, order = kinds
+        kinds: list[list[Action]] = [[] for _ in range(8)]
+        lose, stand, gone, elect, change, ask, order, anew = kinds
         for own, agent in self.agents.items():
             if agent.part is Part.FOLLOWS:
                 lose.append(partial(World.lose, voice=own))
@@ -85,6 +102,8 @@ class World:
                 gone.append(partial(World.say_gone, own=own))
             if agent.part is Part.SEEKS and any(one[:2] == (agent.term, own) for one in self.given):
                 elect.append(partial(World.elect, own=own))
+            if agent.part in (Part.SEEKS, Part.RULES) and self.num_voices < self.max_voices:
+                anew.append(partial(World.begin_anew, own=own))
             if agent.part is Part.RULES:
                 change += [partial(World.change, own=own, lost=lost) for lost in (0, *self.agents) if lost != own]
         if self.ballot.has_head:
@@ -110,6 +129,15 @@ class World:
             voter.lose_at(voter.term, voter.choice, 0.0)
         else:
             voter.lose(voter.term, voter.choice)
+
+    def begin_anew(self, own: int) -> None:
+        """An agent is fenced, and its next incarnation takes its host; what it has sent may still arrive."""
+        assert self.agents[own].due(PATIENCE.fence_s) is Duty.FENCE
+        self.num_voices += 1
+        self.agents = {
+            number: self.machine(number, PATIENCE) if number == self.num_voices else agent
+            for number, agent in ((self.num_voices if old == own else old, one) for old, one in self.agents.items())
+        }
 
     def stand(self, own: int) -> None:
         """An agent becomes a candidate."""
@@ -240,7 +268,7 @@ def test_the_model_finds_each_mistake(mutant: type) -> None:
 
     def search() -> None:
         for _ in range(2_000):
-            walk(World(chance.randint(4, 5), 3, mutant), [chance.randrange(10_000) for _ in range(120)])
+            walk(World(chance.randint(4, 5), 3, mutant, max_voices=0), [chance.randrange(10_000) for _ in range(120)])
 
     with pytest.raises(ContradictionError):
         search()
