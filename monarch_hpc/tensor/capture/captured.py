@@ -40,6 +40,8 @@ _MAX_PROGRAMS = 4
 _MAX_RECORDINGS = 24
 """Recordings of one kind of call, after which it runs as written: the function differs from call to call."""
 
+_CHANGED = "it changes the shape of a tensor that it has not made, or the tensor's place in autograd's graph"
+
 _dropped: WeakKeyDictionary[TensorEngine, deque[CapturedProgram]] = WeakKeyDictionary()
 """Programs of functions that are gone; the ranks forget them at the next call of another one."""
 
@@ -179,14 +181,17 @@ class Captured(Generic[P, R]):
         before = Reached(self._function)
         for one in before.hosted:
             one.send_changes()  # not a part of what is recorded
+        places = [(tensor._m, tensor._n) for tensor in given]
         result, recorder = self._run(leaves, tree, given)
         variant.num_recordings += 1
         variant.last = None
         try:
             recording = recorder.recording(_tensors(result))
-            results = Results(result, recording, given)
+            results = Results(result, recording, given, self._view)
             after = Reached(self._function)
             _check_unchanged(before, after)
+            if places != [(tensor._m, tensor._n) for tensor in given]:
+                raise CannotCapture(_CHANGED)
             variant.last = _Run(recording, results, after)
             if last is not None:
                 check_alike(last.recording, recording)
@@ -242,6 +247,12 @@ def _check_unchanged(before: Reached, after: Reached) -> None:
         _, holder, name = after.scalars[key][0]
         if not any(holder is vars(one) for one in after.optimizers):
             raise CannotCapture(f"it changes {name!r}, which its replays would not: do that outside of the step")
+
+    for number, place in before.places.items():
+        if number in after.places and any(
+            one is not other for one, other in zip(place, after.places[number], strict=True)
+        ):
+            raise CannotCapture(_CHANGED)
 
 
 def _changed(before: Reached, after: Reached) -> set[tuple[int, Any]]:

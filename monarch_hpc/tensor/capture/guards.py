@@ -55,6 +55,7 @@ class Reached:
     Attributes:
         scalars: numbers, strings and the like, with their edges, by identity of the holder and key.
         tensors: mesh tensors by number of their values, and the edges that lead to each.
+        places: descriptions of these tensors, and their places in autograd's graph, as they were.
         modules: edges that lead to modules.
         optimizers: optimizers.
         hosted: what lives on the ranks, and is told of changes of attributes in the program before it is used.
@@ -63,6 +64,7 @@ class Reached:
     def __init__(self, function: Any) -> None:
         self.scalars: dict[tuple[int, Any], tuple[Edge, Any]] = {}
         self.tensors: dict[int, tuple[MeshTensor, tuple[Edge, ...]]] = {}
+        self.places: dict[int, tuple[Meta, Any]] = {}
         self.modules: dict[Any, Edge] = {}
         self.optimizers: list[Optimizer] = []
         self.hosted: list[Any] = []
@@ -91,6 +93,7 @@ class Reached:
         if value.__class__ is MeshTensor:
             self._seen[id(value)] = value
             self.tensors[value._h.number] = value, self._path(value)
+            self.places[value._h.number] = value._m, value._n
             return
         if isinstance(value, Optimizer):
             self.optimizers.append(value)

@@ -11,7 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from monarch_hpc.tensor.capture.optimizers import optimizer_spec
 from monarch_hpc.tensor.capture.recording import CannotCapture, IssuedOp, Normalizer, OptimizerMark
 from monarch_hpc.tensor.ops.meta import GraphLeaf
-from monarch_hpc.tensor.stream.engine import View
+from monarch_hpc.tensor.stream.capture_notes import ENGINES
+from monarch_hpc.tensor.stream.engine import TensorEngine, View
 from monarch_hpc.tensor.stream.sites import Site, line_of, site_here
 
 __all__ = ["StepRecorder", "StepRecording"]
@@ -71,6 +72,7 @@ class StepRecorder:
         self._refusal: CannotCapture | None = None
         self._hooks: list[Any] = []
         self._base = 0
+        self._others: list[tuple[TensorEngine, int]] = []
 
     def __enter__(self) -> Self:
         engine = self._view.engine
@@ -81,6 +83,7 @@ class StepRecorder:
             engine.lock.release()
             raise
         self._base = engine.next_value
+        self._others = [(one, one.num_issued) for one in ENGINES if one is not engine]
         engine.recorder = self
         self._hooks = [
             register_optimizer_step_pre_hook(self._begin_step),
@@ -152,6 +155,8 @@ class StepRecorder:
         """
         if self._refusal is not None:
             raise self._refusal
+        if any(one.num_issued != before for one, before in self._others):
+            raise CannotCapture("tensors of other procs are used meanwhile", is_final=False)
         formals = {number: place for place, number in enumerate(self._formals)}
         self._place_sent(formals)
         found = Normalizer(self._view.engine, self._view, self._base, formals)

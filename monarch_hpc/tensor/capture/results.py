@@ -24,14 +24,15 @@ class Results:
         result: the result of a recorded call.
         recording: what it has issued.
         given: the mesh tensors among its arguments.
+        view: the ranks.
 
     Raises:
         CannotCapture: it cannot be made anew.
     """
 
-    def __init__(self, result: Any, recording: StepRecording, given: Sequence[MeshTensor]) -> None:
+    def __init__(self, result: Any, recording: StepRecording, given: Sequence[MeshTensor], view: View) -> None:
         leaves, self._tree = tree_flatten(result)
-        self._leaves = [_made_of(leaf, recording, given) for leaf in leaves]
+        self._leaves = [_made_of(leaf, recording, given, view) for leaf in leaves]
 
     def made(self, first: int, view: View, given: Sequence[MeshTensor]) -> Any:
         """The result of the replay whose first value has the number *first*."""
@@ -58,7 +59,7 @@ class Results:
             raise CannotCapture("two calls return different things beside mesh tensors", is_final=False)
 
 
-def _made_of(leaf: Any, recording: StepRecording, given: Sequence[MeshTensor]) -> tuple[str, Any, Any, Any]:
+def _made_of(leaf: Any, recording: StepRecording, given: Sequence[MeshTensor], view: View) -> tuple[str, Any, Any, Any]:
     if leaf.__class__ is not MeshTensor:
         if isinstance(leaf, torch.Tensor) or not (leaf is None or type(leaf) in (bool, int, float, str, bytes)):
             raise CannotCapture(f"it returns a value of type {type(leaf).__name__}: return tensors, numbers or strings")
@@ -67,6 +68,8 @@ def _made_of(leaf: Any, recording: StepRecording, given: Sequence[MeshTensor]) -
         if tensor is leaf:
             return "given", place, None, None
     number = leaf._h.number
+    if leaf._h.view is not view:
+        raise CannotCapture("it returns a tensor of other ranks")
     if number not in recording.own:
         if number not in recording.externals:
             raise CannotCapture("it returns a mesh tensor that it has not used", is_final=False)

@@ -73,8 +73,22 @@ class Meta:
             made.requires_grad_()
             if not self.leaf:
                 with torch.enable_grad():
-                    made = made.view_as(made)
+                    made = _Inner.apply(made)  # type: ignore[no-untyped-call]  # torch's own
         return made
+
+
+class _Inner(torch.autograd.Function):
+    """A tensor like its argument inside of autograd's graph; a view of the argument could not be written to."""
+
+    @staticmethod
+    def forward(_ctx: Any, like: torch.Tensor) -> torch.Tensor:
+        """Make it."""
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        """Pass the gradient on."""
+        return grad
 
 
 class TensorOperations(Protocol):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from typing import Any, NoReturn, Protocol
+from weakref import WeakSet
 
 import torch
 
 from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.stream.sites import Site
 
-__all__ = ["FrameRecorder"]
+__all__ = ["ENGINES", "FrameRecorder"]
+
+ENGINES: WeakSet[Any] = WeakSet()
+"""All engines of this process: a step that is captured on one may use others."""
 
 
 class FrameRecorder(Protocol):

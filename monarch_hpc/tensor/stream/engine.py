@@ -21,7 +21,7 @@ from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.ops.meta import TensorOperations
-from monarch_hpc.tensor.stream.capture_notes import FrameRecorder
+from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.records import FIRST_TEMPLATE, FREE
 from monarch_hpc.tensor.stream.sites import Site, site_here
@@ -133,6 +133,12 @@ class TensorEngine:
         self._num_unacked = 0
         self._armed = False
         self._io = current_runtime().engine
+        ENGINES.add(self)
+
+    @property
+    def num_issued(self) -> int:
+        """The number of operations that were issued."""
+        return self._base + len(self.sites)
 
     # ---- records ----
 

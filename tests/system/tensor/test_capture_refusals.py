@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,10 +11,20 @@ pytest.importorskip("torch")
 
 import torch
 
-from monarch_hpc import Actor, ProcMesh, endpoint
+from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.distributed import Mesh, distribute
 from monarch_hpc.exceptions import RemoteOpError
 from monarch_hpc.tensor import inspect
+from tests.system.support.controlling import settle
+
+
+@pytest.fixture(scope="module")
+def twin(hosts: HostMesh) -> Iterator[ProcMesh]:
+    """Other procs."""
+    found = hosts.slice(hosts=0).spawn_procs({"dp": 1}, preload=["torch"])
+    settle(found)
+    yield found
+    found.stop().get(60)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +112,40 @@ def test_what_cannot_be_replayed_runs_as_written_and_says_why(procs: ProcMesh) -
             scheduled()
         assert inspect(parameter).tolist() == [1 - 0.5 - 0.25 - 0.125 - 0.0625] * 3
         assert (scheduled.num_replays, "changes 'lr'" in scheduled.reason) == (0, True), scheduled.reason
+
+
+def test_tensors_that_change_their_shape_or_graph_and_other_procs_are_seen(procs: ProcMesh, twin: ProcMesh) -> None:
+    with twin.activate():
+        elsewhere = torch.ones(2)
+    with procs.activate():
+        buffer = torch.zeros(())
+        weight = torch.ones(2, requires_grad=True)
+
+        def transposes(x: Any) -> Any:
+            x.t_()
+            return x + 1
+
+        def links(x: Any) -> Any:
+            buffer.zero_().add_((weight * x).sum())
+            return x + 1
+
+        def uses_others(x: Any) -> Any:
+            elsewhere.add_(1)
+            return x + 1
+
+        for function, reason in (
+            (transposes, "changes the shape"),
+            (links, "place in autograd's graph"),
+            (uses_others, "tensors of other procs"),
+        ):
+            step = procs.capture(function)
+            for _ in range(5):
+                x = torch.ones(3, 2)
+                result = step(x)
+            assert (step.num_replays, reason in step.reason) == (0, True), step.reason
+            assert tuple(result.shape) == tuple(x.shape) == inspect(result).shape == inspect(x).shape
+        assert inspect(buffer).item() == 6
+    assert inspect(elsewhere).tolist() == [6.0, 6.0]
 
 
 def test_a_value_cannot_be_read_in_a_captured_step(procs: ProcMesh, mesh: Mesh) -> None:

@@ -248,6 +248,18 @@ def test_gradients(procs: ProcMesh) -> None:
         assert low.dtype is torch.bfloat16 and inspect(low).dtype is torch.bfloat16
 
 
+def test_values_inside_of_the_graph_can_be_written_to(procs: ProcMesh) -> None:
+    with procs.activate():
+        weight = torch.ones(2, requires_grad=True)
+        inner = weight * 2
+        inner += 1
+        total: Any = torch.zeros(())
+        for _ in range(2):
+            total.add_(torch.relu_(inner * 3).sum())
+        total.backward()
+        assert inspect([inner, weight.grad])[1].tolist() == [12.0, 12.0]
+
+
 def test_backward_as_a_function(procs: ProcMesh) -> None:
     with procs.activate():
         w: Any = torch.ones(3, requires_grad=True)
