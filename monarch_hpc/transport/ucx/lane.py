@@ -78,7 +78,6 @@ class UcxLane:
         self._failed: type[Exception] = _ucx.UcxError
         self._text: Callable[[int], str] = _ucx.status_text
         self._lane = worker.open(self)
-        self._span = make_span
         self._pieces = _ucx.Pieces
         # With the keys of their memories, which they follow from.
         self._lists: weakref.WeakKeyDictionary[Moves, tuple[Sequence[Key], _ucx.Pieces | str | None]]
@@ -199,7 +198,7 @@ class UcxLane:
         address, rkey, part = key.remote(offset)
         if not rkey:
             return None
-        span = self._span(buffer, not write)
+        span = make_span(buffer, not write)
         what = f"{'put' if write else 'get'} of {span.num_bytes} bytes at {offset}, {self.peer}"
         transfer = Transfer(self._engine, what)
         problem = key.problem(offset, span.num_bytes, write=write)
@@ -248,7 +247,7 @@ class UcxLane:
             if not rkey:
                 return None
             if buffer.nbytes:
-                pieces.append((self._span(buffer, not write), address, self._remote((key.id, part), rkey), write))
+                pieces.append((make_span(buffer, not write), address, self._remote((key.id, part), rkey), write))
         return self._pieces(pieces)
 
     def _watch(self, transfer: Transfer, operation: _ucx.Operation, *, flush: bool) -> None:
