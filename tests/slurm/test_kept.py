@@ -1,4 +1,4 @@
-"""Records of an allocation that are left after its release, whatever procs, helpers and agents died before."""
+"""Records of an allocation that are left after its release, whatever procs and helpers died before."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ with monarch_hpc.hosts().spawn_procs(per_host={"gpus": 1}) as procs:
             trainers.slice(hosts=2).die.call_one().get()
         except monarch_hpc.SupervisionError:
             print("died", flush=True)
-        sys.stdin.read()
+        time.sleep(600)
 """
 
 
@@ -61,7 +61,7 @@ def ask(user: Alice, *arguments: str) -> list[dict[str, Any]]:
     return [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
 
 
-def test_what_procs_helpers_and_agents_did_before_they_died_is_left_after_the_release(held_alone: Alice) -> None:
+def test_what_procs_did_before_they_or_their_helper_died_is_left_after_the_release(held_alone: Alice) -> None:
     user = held_alone
     (shown,) = user.status("dev")
     running = user.start("run", "-a", "dev", write(user, "training.py", TRAINING), "die")
@@ -70,20 +70,13 @@ def test_what_procs_helpers_and_agents_did_before_they_died_is_left_after_the_re
     mark = ["scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=bad DIMM"]
     user.lab.run(mark, user="root", check=True)
     (marked,) = ask(user, "--ask", "slurm-marks")
-    assert (marked["host"], marked["job"], marked["reason"], marked["procs"]) == ("n1", shown["job_id"], "bad DIMM", 1)
-    assert "DRAIN" in marked["state"] and marked["minutes_left"] > 0
+    assert (marked["host"], marked["job"], marked["procs"]) == ("n1", shown["job_id"], 1)
+    assert marked["reason"].startswith("bad DIMM") and "DRAIN" in marked["state"] and marked["minutes_left"] > 0
     user.lab.run([*mark[:3], "State=RESUME"], user="root", check=True)
-    # A helper is killed: the next one goes on where it was. Then an agent is: its helper writes what it has.
+    # A helper is killed: the next one goes on where it was.
     (helper,) = helpers(user, "n2")
     os.kill(helper, signal.SIGKILL)
     wait_until("the next helper", lambda: [*set(helpers(user, "n2")) - {helper}], 120.0)
-    (agent,) = [
-        pid
-        for pid, _ in user.lab.processes("alice", "n4")
-        if Path(f"/proc/{pid}/comm").read_text().strip() == "monarch-agent"
-    ]
-    os.kill(agent, signal.SIGKILL)
-    wait_until("the last part of its helper", lambda: parts_of(user, 3), 120.0)
     running.signal_group(signal.SIGKILL)
     running.communicate(timeout=180)
     live = ask(user, CALLS)

@@ -11,6 +11,7 @@ from monarch_hpc.core.arguments import check_text
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.shape import Point
 from monarch_hpc.mesh.calls.stream import Items, Stream
+from monarch_hpc.mesh.output.cells import running_shell
 
 __all__ = ["Progress", "progress", "render"]
 
@@ -138,9 +139,7 @@ class _Cell:
 
 
 def _drawing() -> Drawing:
-    shell = sys.modules.get("IPython")
-    running = None if shell is None else shell.get_ipython()
-    if running is None or getattr(running, "kernel", None) is None:
+    if running_shell() is None:
         return _Lines(sys.stderr)
     from IPython.display import HTML, display
 

@@ -15,7 +15,7 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.transport.engine.engine import Engine
 
-__all__ = ["NotebookCells"]
+__all__ = ["NotebookCells", "running_shell"]
 
 _END_S = 1.0
 """Limit on how long a host that does not answer, or a flood of output, delays the end of a cell."""
@@ -32,7 +32,7 @@ class NotebookCells:
         self._engine = engine
         self._printer = printer
         self._flush = flush
-        self._shell = _running_shell()
+        self._shell = running_shell()
         if self._shell is not None:
             self._begin()
             self._shell.events.register("pre_run_cell", self._begin)
@@ -58,7 +58,7 @@ class NotebookCells:
             self._printer.flush(max(end_s - self._engine.clock(), 0.0))
 
 
-def _running_shell() -> Any:
+def running_shell() -> Any:
     """IPython's shell, if this program runs in the kernel of a notebook, else None."""
     # Not imported: a program that has not loaded IPython is not a notebook.
     find = getattr(sys.modules.get("IPython"), "get_ipython", None)
