@@ -63,7 +63,7 @@ class GPT(nn.Module):
         x_BTD = self.chars(chars_BT) + self.places
         for block in self.blocks:
             x_BTD = block(x_BTD, self.future_TT)
-        return self.scores(self.norm(x_BTD))  # type: ignore[no-any-return]
+        return self.scores(self.norm(x_BTD))
 
 
 def sharded_parts() -> dict[str, Any]:
@@ -85,7 +85,7 @@ def train(model: nn.Module, batches: list[tuple[Any, Any]]) -> list[float]:
     for chars_BT, next_BT in batches:
         loss = functional.cross_entropy(model(chars_BT).flatten(0, 1), next_BT.flatten())
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

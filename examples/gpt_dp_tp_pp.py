@@ -35,8 +35,8 @@ class Block(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """The next features; with some of the heads, if there are others on other ranks."""
         y_BTD = self.norms[0](x_BTD)
-        parts = (part(y_BTD).unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in (self.query, self.key, self.value))
-        found_BHTE = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        q, k, v = (part(y_BTD).unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        found_BHTE = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_BTD = x_BTD + self.out(found_BHTE.transpose(1, 2).flatten(2))
         return x_BTD + self.down(functional.gelu(self.up(self.norms[1](x_BTD))))
 
@@ -50,7 +50,7 @@ class First(nn.Module):
 
     def forward(self, chars_BT: torch.Tensor) -> torch.Tensor:
         """Features."""
-        return self.block(self.chars(chars_BT))  # type: ignore[no-any-return]
+        return self.block(self.chars(chars_BT))
 
 
 class Last(nn.Module):
