@@ -36,7 +36,8 @@ class _Block(nn.Module):
         scores_BHTT = q_BHTE @ k_BHTE.transpose(2, 3) / (num_D // _NUM_HEADS) ** 0.5
         y_BHTE = (scores_BHTT + self.future_TT).softmax(-1) @ v_BHTE  # DTensor has no rule for torch's own attention
         x_BTD = x_BTD + self.parts[3](y_BHTE.transpose(1, 2).reshape(num_B, num_T, num_D))
-        return x_BTD + self.down(functional.gelu(self.up(self.norms[1](x_BTD))))  # type: ignore[no-any-return]
+        made_BTD: torch.Tensor = x_BTD + self.down(functional.gelu(self.up(self.norms[1](x_BTD))))
+        return made_BTD
 
 
 class GPT(nn.Module):

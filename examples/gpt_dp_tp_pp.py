@@ -35,10 +35,8 @@ class Block(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """The next features; with some of the heads, if there are others on other ranks."""
         y_BTD = self.norms[0](x_BTD)
-        query_BHTE, key_BHTE, value_BHTE = (
-            part(y_BTD).unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
-        found_BHTE = functional.scaled_dot_product_attention(query_BHTE, key_BHTE, value_BHTE, is_causal=True)
+        q, k, v = (part(y_BTD).unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        found_BHTE = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_BTD = x_BTD + self.out(found_BHTE.transpose(1, 2).flatten(2))
         return x_BTD + self.down(functional.gelu(self.up(self.norms[1](x_BTD))))
 

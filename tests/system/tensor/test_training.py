@@ -16,6 +16,7 @@ from torch import nn
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
 from monarch_hpc.exceptions import RemoteOpError
+from monarch_hpc.tensor.worker.training.optimizers import BY_ELEMENT
 from tests.system.support.controlling import settle
 from tests.system.tensor.trainings import batches, by_ddp, by_fsdp, by_tp, by_tp_and_fsdp, losses, network
 
@@ -303,6 +304,7 @@ def _optimizers() -> list[tuple[Callable[..., Any], dict[str, Any]]]:
 @pytest.mark.parametrize(("cls", "options"), _optimizers(), ids=lambda one: getattr(one, "__name__", ""))
 def test_optimizers_and_groups_with_rates_of_their_own(mesh: Mesh, cls: Any, options: dict[str, Any]) -> None:
     inputs, targets = batches(4)
+    assert (cls in BY_ELEMENT) == (cls is not torch.optim.Adafactor)
 
     def groups(model: Any) -> list[dict[str, Any]]:
         return [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 3e-3}]

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch_hpc.tensor.worker.sharded.calls import current_ops, settle_gradients
 from monarch_hpc.tensor.worker.training.placed import behind_local, placed_as, placements_on
 
-__all__ = ["HostedOptimizer", "build", "change", "load_state", "state", "step", "zero_grad"]
+__all__ = ["BY_ELEMENT", "HostedOptimizer", "build", "change", "load_state", "state", "step", "zero_grad"]
 
-_BY_ELEMENT = frozenset(
+BY_ELEMENT = frozenset(
     {
         torch.optim.Adadelta,
         torch.optim.Adagrad,
@@ -51,7 +51,7 @@ class HostedOptimizer:
             for tensor, stand_in in zip(given, self._stand_ins, strict=True)
         ]
         self._owners = list({id(one.gradients): one.gradients for one in self._stand_ins if one is not None}.values())
-        by_element = cls in _BY_ELEMENT
+        by_element = cls in BY_ELEMENT
         # Through their memory it steps parts of sharded parameters: torch's fast forms are for plain tensors.
         self._stepped = [
             nn.Parameter(behind_local(param), param.requires_grad)
