@@ -212,7 +212,7 @@ class MeshOperations:
         sent = self._send(tensor, target)
         sent.requires_grad_()
         sent._n = GraphTransfer(tensor, sent._h)
-        return sent.view_as(sent)  # which may be written to, as a leaf may not
+        return sent.view_as(sent)  # type: ignore[return-value]  # which may be written to, as a leaf may not
 
     def _send(self, tensor: MeshTensor, target: View) -> MeshTensor:
         """Copy a tensor to the ranks of a view, unknown to autograd."""

@@ -146,7 +146,7 @@ def test_a_stage_that_fails_fails_the_step_and_no_more(grid: ProcMesh) -> None:
     first, last = grid.slice(pp=0), grid.slice(pp=1)
     with first.activate():
         a: Any = torch.ones(3).requires_grad_()
-    fails((a * 2).to_mesh(last)).sum().backward()
+    fails((a * 2).to_mesh(last)).sum().backward()  # type: ignore[no-untyped-call]
     with pytest.raises(ArithmeticError, match="on the last stage"):
         inspect(a.grad)
     a.grad = None

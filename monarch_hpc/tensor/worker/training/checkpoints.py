@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -257,7 +258,8 @@ def load(tree: dict[str, Any], path: str) -> dict[str, Any]:
         merged = reader.prepare_global_plan(planner.create_global_plan(plans))
         final = planner.finish_plan(merged[dist.get_rank()])
         _agreed(lambda: _read(reader, final, planner))
-        return tree_map(lambda leaf: None if isinstance(leaf, DTensor) else leaf, inner)
+        loaded: dict[str, Any] = tree_map(lambda leaf: None if isinstance(leaf, DTensor) else leaf, inner)
+        return loaded
 
 
 def _read(reader: Any, plan: Any, planner: Any) -> None:
