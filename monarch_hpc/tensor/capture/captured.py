@@ -115,6 +115,7 @@ class Captured(Generic[P, R]):
             return self._function(*args, **kwargs)
         leaves, tree = _flattened(args, kwargs)
         given: list[MeshTensor] = []
+        sent: list[MeshTensor] = []
         key: list[Any] = [tree, torch.is_grad_enabled(), autocasts(), torch.get_default_dtype(), self._active()]
         for place, leaf in enumerate(leaves):
             if leaf.__class__ is MeshTensor:
@@ -124,6 +125,7 @@ class Captured(Generic[P, R]):
                 given.append(leaf)
             elif isinstance(leaf, torch.Tensor):
                 leaves[place] = put(leaf, view)
+                sent.append(leaves[place])
                 given.append(leaves[place])
                 key.append(leaves[place]._m)
             else:
@@ -136,14 +138,14 @@ class Captured(Generic[P, R]):
             return self._function(*args, **kwargs)
         _forget_dropped(view.engine)
         if self._verify:
-            return self._checked(variant, leaves, tree, given)  # type: ignore[no-any-return]
+            return _unwritten(self._checked(variant, leaves, tree, given), sent)  # type: ignore[no-any-return]
         for place, program in enumerate(variant.programs):
             if program.holds():
                 if place:
                     variant.programs.insert(0, variant.programs.pop(place))
                 self.num_replays += 1
                 return program.replay(given)  # type: ignore[no-any-return]
-        return self._recorded(variant, leaves, tree, given)  # type: ignore[no-any-return]
+        return _unwritten(self._recorded(variant, leaves, tree, given), sent)  # type: ignore[no-any-return]
 
     def _variant(self, key: tuple[Any, ...]) -> _Variant | None:
         """What is known of calls of this kind; None if they cannot be told from others."""
@@ -235,6 +237,17 @@ def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any]
     if not kwargs and all(arg.__class__ is MeshTensor for arg in args):
         return list(args), None
     return tree_flatten((args, kwargs))
+
+
+def _unwritten(result: Any, sent: list[MeshTensor]) -> Any:
+    """The result, if the function has not written to copies of the program's tensors, which would be lost.
+
+    Raises:
+        TypeError: it has.
+    """
+    if any(tensor._is_written for tensor in sent):
+        raise TypeError("a captured step writes to an argument that is a tensor of the program: pass a mesh tensor")
+    return result
 
 
 def _tensors(result: Any) -> list[MeshTensor]:

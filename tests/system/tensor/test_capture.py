@@ -145,6 +145,7 @@ def test_a_replay_is_one_message_and_leaves_nothing(procs: ProcMesh, monkeypatch
 
         for _ in range(4):
             step(x)
+        gc.collect()  # what earlier tests have left
         sync(procs)
         held = inspect(values_held())
         sent: list[int] = []
@@ -156,7 +157,7 @@ def test_a_replay_is_one_message_and_leaves_nothing(procs: ProcMesh, monkeypatch
         assert len(sent) == 20 and max(sent) < 20  # integers
         sync(procs)
         assert step.num_replays == 21
-        assert abs(inspect(values_held()) - held) < 20
+        assert inspect(values_held()) - held < 20
         count = inspect(templates_held())
         del step
 

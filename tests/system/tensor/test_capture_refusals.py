@@ -148,6 +148,12 @@ def test_tensors_that_change_their_shape_or_graph_and_other_procs_are_seen(procs
     assert inspect(elsewhere).tolist() == [6.0, 6.0]
 
 
+def test_a_write_to_a_tensor_of_the_program_is_not_lost(procs: ProcMesh) -> None:
+    step = procs.capture(lambda x: x.add_(1))
+    with pytest.raises(TypeError, match="writes to an argument"):
+        step(torch.ones(2))
+
+
 def test_a_value_cannot_be_read_in_a_captured_step(procs: ProcMesh, mesh: Mesh) -> None:
     with procs.activate():
         x: Any = torch.ones(3)
