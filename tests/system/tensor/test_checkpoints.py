@@ -68,7 +68,11 @@ _FSDP = {"remote": True, "out_spec": ["dp"], "parallelize": by_fsdp}
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-@pytest.mark.parametrize("options", [{"plan": _PLAN}, {"plan": _PLAN, "remote": True}, _FSDP], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"plan": _PLAN}, {"plan": _PLAN, "remote": True}, _FSDP],
+    ids=["sharded", "sharded on the ranks", "fsdp"],
+)
 def test_a_loaded_training_goes_on_as_if_nothing_had_been(mesh: Mesh, tmp_path: Path, options: dict[str, Any]) -> None:
     mesh.manual_seed(1)
     data = batches(6)
