@@ -5,16 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from monarch_hpc.core.arguments import check_mapping, check_number, check_text, check_variables
+from monarch_hpc.job.telemetry import JobTelemetry, QueryEngineClient
 from monarch_hpc.mesh.host import HostMesh
 
 __all__ = ["JobState", "check_env", "check_meshes", "cut"]
 
 
 class JobState:
-    """The hosts of a job; each mesh is an attribute: ``state.trainers`` is the mesh called ``trainers``."""
+    """The hosts of a job; each mesh is an attribute: ``state.trainers`` is the mesh called ``trainers``.
+
+    Attributes:
+        telemetry_url, admin_url: None; for moved programs: questions need no server.
+    """
+
+    telemetry_url: None = None
+    admin_url: None = None
 
     def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
         self._hosts = dict(hosts)
+        self._telemetry: JobTelemetry | None = None
+
+    @property
+    def query_engine_client(self) -> QueryEngineClient | None:
+        """Answers questions in SQL about the job; None without `JobTrait.enable_telemetry`."""
+        return None if self._telemetry is None else self._telemetry.client
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """Address of a dashboard on 127.0.0.1, with its token; None unless the job was given `include_dashboard`.
+
+        The first use starts it, in a process that ends with the program.
+
+        Raises:
+            AllocationError: it does not start, or the program does not use the job's hosts any more.
+        """
+        return None if self._telemetry is None else self._telemetry.dashboard_url
+
+    def offer_telemetry(self, dashboard_port: int | None) -> None:
+        """Offer answers to questions and, on a preferred port if there is one, a dashboard."""
+        for hosts in self._hosts.values():  # all of one allocation
+            self._telemetry = JobTelemetry(hosts.allocation, dashboard_port)
 
     def __getattr__(self, name: str) -> HostMesh:
         try:

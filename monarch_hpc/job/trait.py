@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from monarch_hpc.core.arguments import check_path
+from monarch_hpc.core.arguments import check_flag, check_instance, check_number, check_path
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.logger import Logger
@@ -33,19 +33,23 @@ _log = Logger(__name__)
 
 @dataclass(frozen=True)
 class TelemetryConfig:
-    """For moved programs, without effect: every process records its calls from the start, without any set-up.
+    """Settings of a job's telemetry. Every process records its calls from the start, with and without them.
 
     Attributes:
-        retention_secs: seconds.
-        include_dashboard: not used.
-        dashboard_port: not used.
-        snapshot_interval_secs: seconds.
+        retention_secs: for moved programs, without effect: processes keep their latest records, see docs/telemetry.md.
+        include_dashboard: whether `JobState.dashboard_url` starts a dashboard.
+        dashboard_port: its port, if that is free; 0 for any.
+        snapshot_interval_secs: for moved programs, without effect.
     """
 
     retention_secs: int = 3600
     include_dashboard: bool = False
     dashboard_port: int = 8265
     snapshot_interval_secs: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_flag("include_dashboard", self.include_dashboard)
+        check_number("dashboard_port", self.dashboard_port, least=0, most=65535)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,9 @@ class JobTrait(ABC):
     `state` finds the job of an earlier program in a file, or else applies the specification, and returns the hosts.
     Only `kill` ends a job that lives: if the saved job differs from the specification, `state` raises.
     """
+
+    _dashboard_port: int | None = None
+    _with_telemetry = False
 
     def __init__(self) -> None:
         self._apply_id: str | None = None
@@ -124,7 +131,10 @@ class JobTrait(ABC):
                 self.dump(cached_path)  # before waiting: if this program dies, the file is the only trace of the job
             else:
                 self._end_with_program()
-        return self._state()
+        state = self._state()
+        if self._with_telemetry:
+            state.offer_telemetry(self._dashboard_port)
+        return state
 
     def kill(self) -> None:
         """End the job and give its hosts back; does nothing if the job was not applied."""
@@ -133,17 +143,21 @@ class JobTrait(ABC):
             self._apply_id = None
 
     def enable_telemetry(self, config: TelemetryConfig | None = None, **settings: Any) -> Self:
-        """For moved programs, without effect; see `TelemetryConfig`.
+        """Have `state` return a `JobState` with `query_engine_client` and, if it is asked for, `dashboard_url`.
 
         Args:
             config: the settings.
             **settings: fields of `TelemetryConfig`, if *config* is None.
 
         Raises:
-            TypeError: `TelemetryConfig` has no such field.
+            TypeError: `TelemetryConfig` has no such field, or one is of another type.
+            ValueError: the port of the dashboard is none.
         """
         if config is None:
-            TelemetryConfig(**settings)
+            config = TelemetryConfig(**settings)
+        check_instance("config", config, TelemetryConfig, "TelemetryConfig()")
+        self._with_telemetry = True
+        self._dashboard_port = config.dashboard_port if config.include_dashboard else None
         return self
 
     def enable_admin(self, config: MeshAdminConfig | None = None, **settings: Any) -> Self:
@@ -207,7 +221,9 @@ class JobTrait(ABC):
                 f"holds a {type(saved).__name__} that lives and differs: {'; '.join(differences)}. Ask for the same "
                 f"again, end it with job_load({str(path)!r}).kill(), or give another cached_path {row('changed jobs')}",
             )
+        mine = self._with_telemetry, self._dashboard_port  # no part of the specification
         self.__setstate__(saved.__getstate__())
+        self._with_telemetry, self._dashboard_port = mine
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -98,6 +98,11 @@ class HostMesh(MeshView):
         return ["host", "cores", "GPUs", "memory"], row
 
     @property
+    def allocation(self) -> str:
+        """Id of the allocation of the hosts."""
+        return self._allocation
+
+    @property
     def entries(self) -> list[HostEntry]:
         """Resources granted on each host of this view, row by row."""
         return [self._entries[rank] for rank in self._region.base_ranks()]

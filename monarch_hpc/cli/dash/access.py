@@ -30,6 +30,7 @@ ROUTES: Mapping[str, str] = {
     "api/stack": "GET",
     "api/logs": "GET",
     "api/query": "POST",
+    "metrics": "GET",
 }
 """The method of each route."""
 
@@ -138,6 +139,14 @@ class PageAccess:
     def _holder(self, method: str, route: str, headers: Headers) -> RequestRefused | None:
         if route in FILES or route == "session":
             return None
+        if route == "metrics" and (given := headers.get_all("Authorization")) is not None:
+            # Collectors keep no cookies. Only here: what a collector may know is less than what the cookie's owner may.
+            bearer = f"Bearer {self.token}".encode()
+            if len(given) == 1 and hmac.compare_digest(given[0].encode(errors="replace"), bearer):
+                return None
+            return RequestRefused(
+                401, "the token is wrong: send 'Authorization: Bearer' with that of 'monarch-hpc dash'"
+            )
         cookies: SimpleCookie = SimpleCookie()
         for line in headers.get_all("Cookie") or []:
             try:

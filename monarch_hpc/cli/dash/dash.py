@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import re
 import secrets
 import shlex
 import signal
@@ -24,7 +25,7 @@ from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.storage.files import write_private
+from monarch_hpc.core.storage.files import read_private, write_once, write_private
 from monarch_hpc.core.text.units import parse_duration
 
 __all__ = ["command"]
@@ -34,6 +35,11 @@ _BROWSER_PORT = 8384
 
 _ONCE_S = 0.5
 """Time between the two pictures of ``--save``, from which the use of CPUs comes."""
+
+_PAGE_EVERY, _TEXTFILE_EVERY = "1s", "15s"
+"""Time between two pictures: a person waits for the next one; collectors read a file every 15 to 60 s."""
+
+_MIN_TOKEN_CHARS, _MAX_TOKEN_BYTES = 16, 1024
 
 _MAX_SAVED_LOGS = 64
 _MAX_SAVED_CHARS = 2 << 20
@@ -45,7 +51,7 @@ _MAX_SAVED_CHARS = 2 << 20
 @click.option("--socket", "place", type=click.Path(path_type=Path), help="Serve on this Unix socket.")
 @click.option("--allow-host", "hosts", metavar="HOST", multiple=True, help="Name of a proxy that browsers come from.")
 @click.option("--run", metavar="RUN", help="Only this run.")
-@click.option("--every", metavar="TIME", default="1s", show_default=True, help="Time between two pictures.")
+@click.option("--every", metavar="TIME", help="Time between two pictures; 1s if left out, 15s for --textfile.")
 @click.option(
     "--save",
     "file",
@@ -53,6 +59,19 @@ _MAX_SAVED_CHARS = 2 << 20
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the page into one file, and end.",
 )
+@click.option(
+    "--textfile",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write metrics for Prometheus into this file, again and again.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Use the token in this file of mode 0600; made if missing.",
+)
+@click.option("--until-eof", is_flag=True, help="End with standard input, too.")
 @output_options
 def command(
     name: str | None,
@@ -60,8 +79,11 @@ def command(
     place: Path | None,
     hosts: Sequence[str],
     run: str | None,
-    every: str,
+    every: str | None,
     file: Path | None,
+    textfile: Path | None,
+    token_file: Path | None,
+    until_eof: bool,
 ) -> int:
     """Show ranks, calls, metrics, failures and output in a browser.
 
@@ -69,10 +91,10 @@ def command(
     until Ctrl-C. NAME is an allocation; all of them if left out.
     """
     output = current_output()
-    if sum(one is not None for one in (port, place, file)) > 1:
-        raise click.UsageError("--port, --socket and --save exclude each other")
+    if sum(one is not None for one in (port, place, file, textfile)) > 1:
+        raise click.UsageError("--port, --socket, --save and --textfile exclude each other")
     try:
-        every_s = float(parse_duration(every))
+        every_s = float(parse_duration(every or (_PAGE_EVERY if textfile is None else _TEXTFILE_EVERY)))
     except ConfigError as error:
         raise click.BadParameter(error.problem, param_hint="'--every'") from error
     targets = dict(Question(name, run, load_for_command({}).config, output).find_targets())
@@ -82,7 +104,10 @@ def command(
     watch = Watch(targets, run, every_s)
     if file is not None:
         return _save(file, watch, output)
-    access = PageAccess(secrets.token_urlsafe(24), [host.lower() for host in hosts])
+    if textfile is not None:
+        with _asked_to_end(until_eof) as asked:
+            return _write_textfile(textfile.absolute(), watch, every_s, asked)
+    access = PageAccess(_token(token_file), [host.lower() for host in hosts])
     with contextlib.ExitStack() as stack:
         if port is not None:
             server = stack.enter_context(open_loopback(port, access, watch))
@@ -90,9 +115,83 @@ def command(
             path = place.absolute() if place is not None else stack.enter_context(_private_folder()) / "dash.sock"
             server = stack.enter_context(open_socket(path, access, watch))
             stack.callback(path.unlink, missing_ok=True)
+        asked = stack.enter_context(_asked_to_end(until_eof))
         _announce(server, targets, output)
-        _serve(server, watch)
+        _serve(server, watch, asked)
     return 0
+
+
+def _token(file: Path | None) -> str:
+    """A secret; that of a file, if there is one.
+
+    Raises:
+        ConfigError: others may read or write the file, or it holds no token.
+    """
+    token = secrets.token_urlsafe(24)
+    if file is None:
+        return token
+    file = file.absolute()
+    with contextlib.suppress(FileExistsError):
+        write_once(file, token.encode())
+    text = read_private(file, _MAX_TOKEN_BYTES).decode(errors="replace").strip()
+    if len(text) < _MIN_TOKEN_CHARS or not re.fullmatch(r"[A-Za-z0-9._~+/=-]+", text):
+        problem = f"holds no token: write at least {_MIN_TOKEN_CHARS} letters and digits into it, or remove it"
+        raise ConfigError("", "", str(file), problem)
+    return text
+
+
+@contextlib.contextmanager
+def _asked_to_end(until_eof: bool) -> Iterator[threading.Event]:
+    """Turn the signals that ask for the end into an event; if *until_eof*, the end of standard input, too."""
+    asked = threading.Event()
+    previous = {one: signal.signal(one, lambda *_: asked.set()) for one in (signal.SIGINT, signal.SIGTERM)}
+    if until_eof:
+        threading.Thread(target=_await_eof, args=(asked,), name="dash-input", daemon=True).start()
+    try:
+        yield asked
+    finally:
+        for one, handler in previous.items():
+            signal.signal(one, handler)
+
+
+def _await_eof(asked: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 1 << 12):
+            pass
+    asked.set()
+
+
+def _write_textfile(file: Path, watch: Watch, every_s: float, asked: threading.Event) -> int:
+    """Write metrics until the end, then remove the file: a collector would take old values for new ones.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    written = False
+    try:
+        while not asked.is_set():
+            _publish(file, watch.scraper.text())
+            written = True
+            asked.wait(every_s)
+    except OSError as error:
+        raise ConfigError("", "", str(file), f"cannot be written: {error.strerror}") from error
+    finally:
+        if written:
+            file.unlink(missing_ok=True)
+    return 0
+
+
+def _publish(file: Path, text: bytes) -> None:
+    """Write a file whole or not at all, with the mode that the umask says: collectors run as users of their own."""
+    scratch = file.with_name(f".{file.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with open(descriptor, "wb") as opened:
+            opened.write(text)
+        os.replace(scratch, file)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager
@@ -121,18 +220,14 @@ def _announce(server: DashServer, targets: Mapping[str, Path], output: Console) 
     output.show({**document, "url": url}, f"{text}\nends with Ctrl-C", [url])
 
 
-def _serve(server: DashServer, watch: Watch) -> None:
-    """Serve until a signal asks for the end."""
-    asked = threading.Event()
-    previous = {one: signal.signal(one, lambda *_: asked.set()) for one in (signal.SIGINT, signal.SIGTERM)}
+def _serve(server: DashServer, watch: Watch, asked: threading.Event) -> None:
+    """Serve until the end is asked for."""
     serving = threading.Thread(target=server.serve_forever, name="dash-server", daemon=True)
     serving.start()
     watch.start()
     try:
         asked.wait()
     finally:
-        for one, handler in previous.items():
-            signal.signal(one, handler)
         watch.close()
         server.shutdown()
         serving.join()

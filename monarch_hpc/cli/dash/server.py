@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from monarch_hpc.cli.dash.access import FILES, PageAccess, route_of
 from monarch_hpc.cli.dash.document import encode
+from monarch_hpc.cli.dash.exposition import CONTENT_TYPE
 from monarch_hpc.cli.dash.watch import Watch
 from monarch_hpc.core.errors import ConfigError, QueryError
 
@@ -164,6 +165,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._stream()
         elif route == "api/query":
             self._query()
+        elif route == "metrics":
+            self._answer(200, self.server.watch.scraper.text(), CONTENT_TYPE)
         else:
             self._answer(200, encode({"text": self._text(route)}))
 

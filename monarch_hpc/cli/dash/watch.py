@@ -9,6 +9,7 @@ from pathlib import Path
 
 from monarch_hpc.agent.output.retention import printed_runs
 from monarch_hpc.cli.dash.document import chart_document, encode, failure_document, picture_document, value_of
+from monarch_hpc.cli.dash.scrape import Scraper
 from monarch_hpc.cli.runs.sources import Choice, find_sources
 from monarch_hpc.cli.tables.top import WatchedHosts
 from monarch_hpc.cli.tables.top_view import Sighting
@@ -42,9 +43,13 @@ class Watch:
         targets: directories of the allocations by name.
         run: the only run of interest; None for all.
         every_s: time between two rounds of questions.
+
+    Attributes:
+        scraper: what it tells collectors of metrics.
     """
 
     def __init__(self, targets: Mapping[str, Path], run: str | None, every_s: float) -> None:
+        self.scraper = Scraper(targets, run, every_s)
         self._targets = targets
         self._run = run
         self._every_s = every_s

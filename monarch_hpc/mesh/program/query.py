@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from monarch_hpc.attach.sql import QueryResult, query_allocations
 from monarch_hpc.core.arguments import check_seconds, check_text
+from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.mesh.program.controller import Controller
 
-__all__ = ["query"]
+__all__ = ["directory_of", "query"]
 
 _WAIT_S = 10.0
 
@@ -31,3 +34,16 @@ def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S)
     since_s = None if since_s is None else check_seconds("since_s", since_s)
     directories = [tenancy.directory for tenancy in Controller.instance().tenancies.all()]
     return query_allocations(directories, sql, timeout_s, since_s)
+
+
+def directory_of(allocation: str) -> Path:
+    """Return the directory of an allocation that the program uses.
+
+    Raises:
+        AllocationError: the program does not use it, or not any more.
+        RuntimeError: this is a proc, not the program.
+    """
+    for tenancy in Controller.instance().tenancies.all():
+        if tenancy.allocation == allocation:
+            return tenancy.directory
+    raise AllocationError(allocation[:8], "is not used by this program any more: ask for the job's state again")

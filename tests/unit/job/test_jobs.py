@@ -320,11 +320,18 @@ def test_the_specification_of_a_slurm_job_has_all_that_sbatch_is_asked_for() -> 
     assert not mine.alive()
 
 
-def test_telemetry_needs_no_setting_up() -> None:
+def test_settings_of_telemetry_are_checked() -> None:
     assert job.enable_telemetry(TelemetryConfig(include_dashboard=True)) is job
     assert job.enable_telemetry(retention_secs=10) is job
     with pytest.raises(TypeError):
         job.enable_telemetry(retention=10)
+    with pytest.raises(TypeError, match=r"config is .*: give TelemetryConfig\(\)"):
+        job.enable_telemetry({"include_dashboard": True})  # type: ignore[arg-type]
+    for port in (-1, 65536):
+        with pytest.raises(ValueError, match="dashboard_port is"):
+            job.enable_telemetry(dashboard_port=port)
+    with pytest.raises(TypeError, match="include_dashboard is 'yes'"):
+        TelemetryConfig(include_dashboard="yes")  # type: ignore[arg-type]
 
 
 def test_a_job_says_which_meshes_it_has() -> None:

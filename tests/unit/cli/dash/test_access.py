@@ -85,6 +85,23 @@ def test_what_a_run_does_needs_the_cookie(route: str) -> None:
     assert status(ROUTES[route], f"/{route}", head(kind, ("Cookie", both), cookie=False)) == 200
 
 
+def test_a_collector_of_metrics_sends_the_token_itself() -> None:
+    def given(*values: str, target: str = "/metrics") -> int:
+        fields = [("Authorization", value) for value in values]
+        return status("GET", target, head(*fields, cookie=False))
+
+    assert given(f"Bearer {TOKEN}") == 200
+    assert given() == 401 and status("GET", "/metrics") == 200  # a browser has the cookie
+    for wrong in ("", TOKEN, f"bearer {TOKEN}", f"Bearer {TOKEN} ", f"Basic {TOKEN}", "Bearer \xe9", "Bearer "):
+        assert given(wrong) == 401
+    assert given(f"Bearer {TOKEN}", f"Bearer {TOKEN}") == 401
+    assert status("GET", "/metrics", head(("Authorization", "Bearer wrong"))) == 401
+    for target in ("/api/events", "/api/logs", "/api/stack"):
+        assert given(f"Bearer {TOKEN}", target=target) == 401
+    evil = head(("Authorization", f"Bearer {TOKEN}"), host="evil.example")
+    assert status("GET", "/metrics", evil) == 403
+
+
 def test_the_cookie_is_for_the_page_only_and_is_not_the_token() -> None:
     assert ACCESS.cookie.split("; ")[1:] == ["HttpOnly", "SameSite=Strict"]
     assert TOKEN not in ACCESS.cookie and TOKEN not in repr(ACCESS)
