@@ -10,6 +10,7 @@ import pytest
 from tests.guards.tree import ROOT, Module, modules
 
 EXEMPT = {
+    "agent.rejoin": "the file that is executed; its arguments have -P",
     "agent.relaunch": "an argument of agent.sh, which adds -P",
     "cli.run": "compared with what starts the program",
     "cli.runs.command_line": "the user's program, which finds the files beside it as with `python program.py`",

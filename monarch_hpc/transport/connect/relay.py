@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from monarch_hpc.core.errors import FrameError, PeerLost
 from monarch_hpc.transport.address import begin_connect
-from monarch_hpc.transport.connect.relay_records import END_OF_PIPE, HEAD, WINDOW_BYTES, Stream, What
+from monarch_hpc.transport.connect.relay_records import END_OF_PIPE, HEAD, WINDOW_BYTES, RelayStream, What
 from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["CLOSED_THERE", "GREETING", "KEEP_S", "SILENCE_S", "WINDOW_BYTES", "Relay"]
@@ -77,7 +77,7 @@ class Relay:
         self._changed = False
         self._pipes: list[int] = []
         self._over: Callable[[str], None] | None = over
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, RelayStream] = {}
         self._next = 1
         self._in = bytearray()
         self._greeted = far
@@ -99,7 +99,7 @@ class Relay:
             failed: called with the reason when the far end ends the stream; the socket then ends too.
         """
         ours, theirs = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        stream = Stream(self._next, ours, failed)
+        stream = RelayStream(self._next, ours, failed)
         self._next += 1
         self._streams[stream.number] = stream
         self._send(What.OPEN, stream.number, address.encode())
@@ -303,11 +303,11 @@ class Relay:
             why = str(error) if isinstance(error, PeerLost) else error.strerror or str(error)
             self._send(What.END, number, why.encode())
             return
-        stream = self._streams[number] = Stream(number, sock, None)
+        stream = self._streams[number] = RelayStream(number, sock, None)
         stream.opened = False
         self._watch(stream)
 
-    def _watch(self, stream: Stream) -> None:
+    def _watch(self, stream: RelayStream) -> None:
         """Watch a stream's socket for the events that can be handled now."""
         read = stream.opened and stream.credit > 0
         if read and len(self._out) >= _MAX_WAITING:
@@ -322,7 +322,7 @@ class Relay:
         else:
             self._engine.unwatch(stream.sock.fileno())
 
-    def _on_socket(self, stream: Stream) -> None:
+    def _on_socket(self, stream: RelayStream) -> None:
         if not stream.opened:
             status = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if status:
@@ -348,7 +348,7 @@ class Relay:
         if stream.number in self._streams:
             self._watch(stream)
 
-    def _flush(self, stream: Stream) -> None:
+    def _flush(self, stream: RelayStream) -> None:
         """Write received data to the local socket, and acknowledge what it took."""
         taken = 0
         try:
@@ -368,13 +368,13 @@ class Relay:
         else:
             self._watch(stream)
 
-    def _end(self, stream: Stream, why: str) -> None:
+    def _end(self, stream: RelayStream, why: str) -> None:
         """Close a stream whose local socket has ended, and notify the other end."""
         if not stream.ended:
             self._send(What.END, stream.number, why.encode())
         self._drop(stream, "")
 
-    def _drop(self, stream: Stream, why: str) -> None:
+    def _drop(self, stream: RelayStream, why: str) -> None:
         if self._streams.pop(stream.number, None) is None:
             return
         if why and stream.failed is not None:

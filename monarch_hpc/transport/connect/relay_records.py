@@ -18,7 +18,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-__all__ = ["END_OF_PIPE", "HEAD", "WINDOW_BYTES", "Stream", "What"]
+__all__ = ["END_OF_PIPE", "HEAD", "WINDOW_BYTES", "RelayStream", "What"]
 
 WINDOW_BYTES = 2**20
 """Bytes of one stream in flight: enough for 17 MB/s, srun's throughput, at a round trip of 60 ms."""
@@ -41,7 +41,7 @@ END_OF_PIPE = memoryview(b"")
 """In the queue for the pipe, behind the last record on it."""
 
 
-class Stream:
+class RelayStream:
     """One stream at one end: a local socket, and the data queued for it."""
 
     __slots__ = ("credit", "ended", "failed", "number", "opened", "sock", "unsent", "watched")

@@ -1,4 +1,4 @@
-"""What operations on sharded tensors imply between ranks, and what the program holds, is shown by its lines."""
+"""Reports of the collectives that operations on sharded tensors imply, and of the tensors that the program holds."""
 
 from __future__ import annotations
 
