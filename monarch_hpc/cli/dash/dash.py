@@ -22,6 +22,7 @@ from monarch_hpc.cli.dash.server import PAGE, DashServer, open_loopback, open_so
 from monarch_hpc.cli.dash.watch import Watch
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Console, current_output, output_options
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.files import write_private
@@ -79,6 +80,8 @@ def command(
     if not targets:
         output.warn(NO_ALLOCATION)
         return 1
+    if run is not None:
+        refuse_absent(targets.items(), {"run": run})
     watch = Watch(targets, run, every_s)
     if file is not None:
         return _save(file, watch, output)

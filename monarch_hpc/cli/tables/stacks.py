@@ -11,6 +11,7 @@ from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options, plain
 from monarch_hpc.cli.runs.sources import parse_ranks
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.text.units import parse_duration
@@ -68,6 +69,8 @@ def command(
         else:
             rows += answer.rows
             missing += [f"{one} of {target}" for one in (*answer.missing, *answer.left_out)]
+    if not rows:
+        refuse_absent(targets, where)
     if missing:
         output.warn(f"no stacks from {', '.join(missing[:5])}{' and more' if len(missing) > 5 else ''}")
     problems: dict[str, list[ThreadStack]] = {}

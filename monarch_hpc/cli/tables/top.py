@@ -14,6 +14,7 @@ from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
 from monarch_hpc.cli.runs.sources import Choice, find_sources
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.cli.tables.stacks import render_group
 from monarch_hpc.cli.tables.top_view import COLUMNS, ProcSeen, Sighting, TopScreen, lines_of, see
@@ -58,6 +59,8 @@ def command(name: str | None, once: bool, run: str | None, wanted: str, every: s
     if not targets:
         output.warn(NO_ALLOCATION)
         return 1
+    if run is not None:
+        refuse_absent(targets, {"run": run})
     hosts = WatchedHosts(dict(targets), run)
     if once or output.format is not Format.TABLE:
         first = hosts.look(Sighting())

@@ -15,6 +15,7 @@ import click
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.files import write_private
@@ -63,12 +64,18 @@ def command(name: str | None, file: Path, run: str | None, since: str | None, de
         return _INCOMPLETE
     hosts = _Hosts(dict(targets), where, timeout_s)
     rows = TraceRows(hosts.ask(HANDLED), hosts.ask(SENDS), hosts.ask(SPANS), hosts.ask(TRANSFERS), hosts.ask(METRICS))
+    empty = next(rows.all, None) is None
+    if empty:
+        refuse_absent(targets, where)
+    if hosts.missing:
+        output.warn(f"the trace lacks rows of {', '.join(sorted(hosts.missing)[:5])}")
+    if empty:
+        output.warn(f"there is nothing to write: no process has such records; {file.absolute()} is left as it is")
+        return _INCOMPLETE
     events = [*trace_events(rows)]
     written = io.BytesIO()
     _write(written, events, compressed=file.suffix == ".gz")
     write_private(file.absolute(), written.getvalue())
-    if hosts.missing:
-        output.warn(f"the trace lacks rows of {', '.join(sorted(hosts.missing)[:5])}")
     if hosts.cut:
         output.warn(f"only the latest records of {', '.join(sorted(hosts.cut)[:5])} fit: ask for less by --since")
     unsure = sorted({row.host for row in rows.all if row.error_us < 0})
