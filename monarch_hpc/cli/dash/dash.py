@@ -21,6 +21,7 @@ from monarch_hpc.cli.dash.saved import saved_page
 from monarch_hpc.cli.dash.server import PAGE, DashServer, open_loopback, open_socket
 from monarch_hpc.cli.dash.watch import Watch
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import output_file
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
@@ -52,6 +53,7 @@ _MAX_SAVED_CHARS = 2 << 20
     "file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
     help="Write the page into one file, and end.",
 )
 @output_options

@@ -10,6 +10,7 @@ import click
 
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import output_file
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
@@ -48,6 +49,7 @@ _AT_A_TIME = 2
     default="profile.html",
     show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
     help="The flame graph; FILE with '.folded' as suffix has the stacks.",
 )
 @output_options

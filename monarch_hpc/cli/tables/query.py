@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import output_file
 from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, find_askable
 from monarch_hpc.core.errors import ConfigError
@@ -37,7 +38,15 @@ _FORMAT = "Format of the answer; parquet is written to the FILE of -o."
 @click.option("--since", metavar="TIME", help="Only records of the last TIME, e.g. 10m.")
 @click.option("--deadline", metavar="TIME", default="10s", show_default=True, help="Wait no longer for the answers.")
 @click.option("--format", "form", type=click.Choice(["table", "json", "csv", "parquet"]), default="table", help=_FORMAT)
-@click.option("-o", "--output-file", "path", metavar="FILE", type=click.Path(path_type=Path), help="For parquet.")
+@click.option(
+    "-o",
+    "--output-file",
+    "path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
+    help="For parquet.",
+)
 @click.option("--explain", is_flag=True, help="Show the tables that would be asked for, and the plan; ask nobody.")
 @click.option("--partial", is_flag=True, help="Exit with 0 even if some processes are missing in the answer.")
 @click.option("--list", "listed", is_flag=True, help="Show the questions that have names, the tables and columns.")

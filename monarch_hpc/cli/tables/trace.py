@@ -14,6 +14,7 @@ import click
 
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import output_file
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
@@ -41,6 +42,7 @@ R = TypeVar("R")
     metavar="FILE",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
     help="The file, which is replaced; compressed if its name ends in .gz.",
 )
 @click.option("--run", metavar="RUN", help="Only this run.")
