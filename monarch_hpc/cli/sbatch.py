@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, queue_options, show_notes
-from monarch_hpc.cli.option_values import output_file
+from monarch_hpc.cli.option_values import num_hosts, output_file
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.run import ProgramCommand
 from monarch_hpc.cli.runs.command_line import Missing, plan_argv
@@ -26,7 +26,14 @@ __all__ = ["command"]
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
-@click.option("-N", "--nodes", default="1", metavar="N", help="Number of hosts, as for sbatch: 4, or 2-4.")
+@click.option(
+    "-N",
+    "--nodes",
+    default="1",
+    metavar="N",
+    callback=num_hosts,
+    help="Number of hosts, as for sbatch: 4, or 2-4.",
+)
 @queue_options
 @click.option("--gpus-per-node", metavar="N", help="GPUs on each host: 4, or a100:4.")
 @click.option("-J", "--job-name", metavar="NAME", help="The job's name, instead of the program's.")

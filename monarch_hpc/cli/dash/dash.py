@@ -21,13 +21,11 @@ from monarch_hpc.cli.dash.saved import saved_page
 from monarch_hpc.cli.dash.server import PAGE, DashServer, open_loopback, open_socket
 from monarch_hpc.cli.dash.watch import Watch
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.option_values import output_file
+from monarch_hpc.cli.option_values import output_file, seconds
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
-from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.files import write_private
-from monarch_hpc.core.text.units import parse_duration
 
 __all__ = ["command"]
 
@@ -47,7 +45,15 @@ _MAX_SAVED_CHARS = 2 << 20
 @click.option("--socket", "place", type=click.Path(path_type=Path), help="Serve on this Unix socket.")
 @click.option("--allow-host", "hosts", metavar="HOST", multiple=True, help="Name of a proxy that browsers come from.")
 @click.option("--run", metavar="RUN", help="Only this run.")
-@click.option("--every", metavar="TIME", default="1s", show_default=True, help="Time between two pictures.")
+@click.option(
+    "--every",
+    "every_s",
+    metavar="TIME",
+    default="1s",
+    show_default=True,
+    callback=seconds,
+    help="Time between two pictures.",
+)
 @click.option(
     "--save",
     "file",
@@ -63,7 +69,7 @@ def command(
     place: Path | None,
     hosts: Sequence[str],
     run: str | None,
-    every: str,
+    every_s: int,
     file: Path | None,
 ) -> int:
     """Show ranks, calls, metrics, failures and output in a browser.
@@ -74,10 +80,6 @@ def command(
     output = current_output()
     if sum(one is not None for one in (port, place, file)) > 1:
         raise click.UsageError("--port, --socket and --save exclude each other")
-    try:
-        every_s = float(parse_duration(every))
-    except ConfigError as error:
-        raise click.BadParameter(error.problem, param_hint="'--every'") from error
     targets = dict(Question(name, run, load_for_command({}).config, output).find_targets())
     if not targets:
         output.warn(NO_ALLOCATION)

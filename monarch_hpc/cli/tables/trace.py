@@ -14,13 +14,11 @@ import click
 
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.option_values import output_file
+from monarch_hpc.cli.option_values import output_file, seconds
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
-from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.files import write_private
-from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.telemetry.views.trace import TraceRows, trace_events
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.wire.tables.schema import Table
@@ -46,20 +44,27 @@ R = TypeVar("R")
     help="The file, which is replaced; compressed if its name ends in .gz.",
 )
 @click.option("--run", metavar="RUN", help="Only this run.")
-@click.option("--since", metavar="TIME", help="Only records of the last TIME, e.g. 30s.")
-@click.option("--deadline", metavar="TIME", default="10s", show_default=True, help="Wait no longer for the answers.")
+@click.option("--since", metavar="TIME", callback=seconds, help="Only records of the last TIME, e.g. 30s.")
+@click.option(
+    "--deadline",
+    "timeout_s",
+    metavar="TIME",
+    default="10s",
+    show_default=True,
+    callback=seconds,
+    help="Wait no longer for the answers.",
+)
 @output_options
-def command(name: str | None, file: Path, run: str | None, since: str | None, deadline: str) -> int:
+def command(name: str | None, file: Path, run: str | None, since: int | None, timeout_s: int) -> int:
     """Write a trace of calls, spans and metrics for Perfetto.
 
     Open the file at https://ui.perfetto.dev, or in any viewer of Chrome's format. Arrows lead from callers to callees;
     times are by the clock of the head's host. NAME is an allocation; all of them if left out.
     """
     output = current_output()
-    timeout_s = _seconds(deadline, "--deadline")
     where: dict[str, object] = {} if run is None else {"run": run}
     if since is not None:
-        where["t"] = [">=", time.time() - _seconds(since, "--since")]
+        where["t"] = [">=", time.time() - since]
     targets = Question(name, run, load_for_command({}).config, output).find_targets()
     if not targets:
         output.warn(NO_ALLOCATION)
@@ -127,10 +132,3 @@ def _write(written: io.BytesIO, events: list[dict[str, object]], *, compressed: 
     text = ",\n".join(map(encode, events))
     body = f'{{"displayTimeUnit":"ms","traceEvents":[\n{text}\n]}}\n'.encode()
     written.write(gzip.compress(body, compresslevel=6, mtime=0) if compressed else body)
-
-
-def _seconds(text: str, option: str) -> float:
-    try:
-        return float(parse_duration(text))
-    except ConfigError as error:
-        raise click.BadParameter(error.problem, param_hint=f"'{option}'") from error
