@@ -80,7 +80,9 @@ def command(
         output.format = Format.JSON
     if listed:
         return _show_list()
-    if (sql is None) == (ask is None):
+    if sql is not None and ask is not None:
+        raise click.UsageError(f"give a question in SQL or --ask {ask}, not both")
+    if sql is None and ask is None:
         raise click.UsageError("give a question in SQL, or the name of one by --ask; --list shows them")
     if (form == "parquet") != (path is not None):
         raise click.UsageError("--format parquet and -o FILE go together")

@@ -130,7 +130,7 @@ def render_group(group: StackGroup, num_procs: int) -> str:
     ):
         if chosen:
             marks.append(mark if len(group.threads) == 1 else f"{_who(chosen)} {mark}")
-    names = sorted({row.thread_name for row in group.threads})
+    names = sorted({row.thread_name or "without a name" for row in group.threads})
     thread = f"thread {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}" if group.frames else ""
     head = f"{group.num_procs} of {num_procs}: " + "; ".join(filter(None, [_who(group.threads), thread, *marks]))
     frames = group.frames or ["runs no code of the program"]
