@@ -13,6 +13,7 @@ import click
 
 from monarch_hpc.cli.allocations.groups import GROUP_OPTION, GroupedCommand, plan_groups
 from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, queue_options, show_notes
+from monarch_hpc.cli.option_values import num_hosts
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.config import Config
 from monarch_hpc.core.errors import AllocationError, MonarchError
@@ -43,7 +44,7 @@ _COUNT_EVERY_S = 1.0
 
 @click.command(cls=GroupedCommand)
 @click.argument("name", default="default")
-@click.option("-N", "--nodes", metavar="N", help="Number of hosts, as for sbatch: 4, or 2-4.")
+@click.option("-N", "--nodes", metavar="N", callback=num_hosts, help="Number of hosts, as for sbatch: 4, or 2-4.")
 @queue_options
 @click.option("-w", "--nodelist", metavar="HOSTS", help="Hosts that must be included.")
 @click.option("-x", "--exclude", metavar="HOSTS", help="Hosts that must not be included.")

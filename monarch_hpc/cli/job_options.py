@@ -11,10 +11,11 @@ from typing import TypeVar
 import click
 
 from monarch_hpc.cli.main import load_to_start
+from monarch_hpc.cli.option_values import seconds
 from monarch_hpc.cli.output import Console
 from monarch_hpc.config import Config, FlagValue
 from monarch_hpc.core.errors import SlurmCommandError
-from monarch_hpc.core.text.units import format_duration, parse_duration
+from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import JobPlan, exclude_bad_hosts, limits_in_words
 
 __all__ = ["exclude_hosts", "explained_refusal", "queue_options", "show_notes"]
@@ -22,7 +23,14 @@ __all__ = ["exclude_hosts", "explained_refusal", "queue_options", "show_notes"]
 _Result = TypeVar("_Result")
 
 _OPTIONS = (
-    click.option("-t", "--time", "time_limit", metavar="TIME", help="Time limit: 30 (minutes), 2h, H:MM:SS, D-HH."),
+    click.option(
+        "-t",
+        "--time",
+        "limit_s",
+        metavar="TIME",
+        callback=seconds,
+        help="Time limit: 30 (minutes), 2h, H:MM:SS, D-HH.",
+    ),
     click.option("-p", "--partition", metavar="NAME", help="Partition."),
     click.option("-q", "--qos", metavar="NAME", help="Quality of service."),
     click.option("-A", "--account", metavar="NAME", help="Account to charge."),
@@ -37,7 +45,7 @@ def queue_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
     @functools.wraps(command)
     def configured(
         *,
-        time_limit: str | None,
+        limit_s: int | None,
         partition: str | None,
         qos: str | None,
         account: str | None,
@@ -47,7 +55,7 @@ def queue_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
     ) -> _Result:
         flags = {
             # Slurm counts in minutes: round up.
-            "slurm.time_min": None if time_limit is None else -(-parse_duration(time_limit) // 60),
+            "slurm.time_min": None if limit_s is None else -(-limit_s // 60),
             "slurm.partition": partition,
             "slurm.qos": qos,
             "slurm.account": account,

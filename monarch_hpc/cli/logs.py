@@ -11,12 +11,12 @@ from monarch_hpc.agent.output.retention import printed_runs, removed_runs
 from monarch_hpc.allocation.attempts import newest_attempt
 from monarch_hpc.allocation.files import own_logs
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import seconds
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.runs.attach import on_interrupt_option
 from monarch_hpc.cli.runs.place import OnInterrupt
 from monarch_hpc.cli.runs.sources import Choice, LogSource, find_sources, parse_ranks
-from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.core.text.units import parse_duration
+from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.slurm import AllocationRecord, Allocations
 
 __all__ = ["command"]
@@ -30,7 +30,7 @@ _NAMED = 10
 @click.option("--run", "run", metavar="RUN", help="Output of this run; of the last one if left out.")
 @click.option("--rank", "ranks", metavar="LIST", help="Output of these ranks only, e.g. 0-3,7.")
 @click.option("--node", metavar="HOST", help="Output from this host only.")
-@click.option("--since", metavar="TIME", help="Only output of the last TIME, e.g. 10m.")
+@click.option("--since", metavar="TIME", callback=seconds, help="Only output of the last TIME, e.g. 10m.")
 @click.option("--grep", metavar="PATTERN", help="Only lines in which this regular expression is found.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, each line with its process.")
 @on_interrupt_option
@@ -41,7 +41,7 @@ def command(
     run: str | None,
     ranks: str | None,
     node: str | None,
-    since: str | None,
+    since: int | None,
     grep: str | None,
     follow: bool,
     on_interrupt: str | None,
@@ -86,18 +86,16 @@ def command(
     return 0
 
 
-def _choice(ranks: str | None, node: str | None, since: str | None, grep: str | None) -> Choice:
+def _choice(ranks: str | None, node: str | None, since: int | None, grep: str | None) -> Choice:
     try:
         return Choice(
             parse_ranks(ranks) if ranks is not None else (),
             node or "",
-            time.time() - parse_duration(since) if since is not None else 0.0,
+            time.time() - since if since is not None else 0.0,
             re.compile(grep) if grep is not None else None,
         )
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--rank'") from error
-    except ConfigError as error:
-        raise click.BadParameter(error.problem, param_hint="'--since'") from error
     except re.error as error:
         raise click.BadParameter(str(error), param_hint="'--grep'") from error
 

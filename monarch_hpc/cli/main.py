@@ -100,6 +100,17 @@ class _Verbs(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            import difflib  # here and not above: most commands are spelled right
+
+            similar = difflib.get_close_matches(args[0], VERBS, 1)
+            guess = f" Did you mean '{similar[0]}'?" if similar else ""
+            raise click.UsageError(f"No such command '{args[0]}'.{guess}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
@@ -137,9 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The parser may have failed before it reached --json.
         if "--json" in (sys.argv[1:] if arguments is None else arguments):
             output.format = Format.JSON
-        context = getattr(error, "ctx", None)
-        hint = f"; see '{context.command_path} --help'" if context else ""
-        output.error("UsageError", error.format_message().rstrip(".") + hint, _EXIT_USAGE)
+        # click lists choices below each other.
+        message = error.format_message().replace("\n\t", " ").rstrip(".")
+        if context := getattr(error, "ctx", None):
+            message += f"{' See' if message.endswith('?') else '; see'} '{context.command_path} --help'"
+        output.error("UsageError", message, _EXIT_USAGE)
         return _EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         output.error("Interrupted", "interrupted", _EXIT_INTERRUPTED)

@@ -15,6 +15,7 @@ from monarch_hpc.allocation.ready import check_allocation
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
 from monarch_hpc.cli.main import load_to_start
+from monarch_hpc.cli.option_values import seconds
 from monarch_hpc.cli.output import Console, Format, current_output
 from monarch_hpc.cli.runs.attach import exit_raw_option, on_interrupt_option, on_loss_option
 from monarch_hpc.cli.runs.command_line import Missing, plan_argv
@@ -29,7 +30,6 @@ from monarch_hpc.core.death import EXIT_CODES, DeathKind
 from monarch_hpc.core.errors import AllocationError, MonarchError, PeerLost
 from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.core.process.exit import TIMED_OUT
-from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.wire.control.runs import TAKEN_OVER
 
 if TYPE_CHECKING:
@@ -76,8 +76,15 @@ class _Target:
     help="The allocation; needed only if there are several.",
 )
 @click.option("--local", "num_local", type=click.IntRange(1), metavar="N", help="Use N embedded hosts on this machine.")
-@click.option("--needs", metavar="TIME", help="Do not start if the allocation ends before: 30m, 2h; exit code 75.")
-@click.option("--timeout", metavar="TIME", help="End the program after this time: 30m, 2h; exit code 124.")
+@click.option(
+    "--needs",
+    metavar="TIME",
+    callback=seconds,
+    help="Do not start if the allocation ends before: 30m, 2h; exit code 75.",
+)
+@click.option(
+    "--timeout", metavar="TIME", callback=seconds, help="End the program after this time: 30m, 2h; exit code 124."
+)
 @click.option(
     "--on",
     "place",
@@ -95,8 +102,8 @@ class _Target:
 def command(
     name: str | None,
     num_local: int | None,
-    needs: str | None,
-    timeout: str | None,
+    needs: int | None,
+    timeout: int | None,
     place: Literal["here", "host0"] | None,
     on_loss: str | None,
     detach: bool,
@@ -124,7 +131,7 @@ def command(
     output = current_output()
     if as_json:
         output.format = Format.JSON
-    limit_s = 0.0 if timeout is None else float(parse_duration(timeout))
+    limit_s = 0.0 if timeout is None else float(timeout)
     argv = plan_argv(program, plain=plain)
     if isinstance(argv, Missing):
         output.error(argv.kind, argv.sentence, output.exit_code(argv.exit_code))
@@ -140,7 +147,7 @@ def command(
         if needs is not None and num_local is None:
             from monarch_hpc.cli.allocations.time_left import require_time
 
-            require_time(config, name, parse_duration(needs), os.environ)
+            require_time(config, name, needs, os.environ)
         target = _choose(name, agents, config, resources, output)
         wanted = "host0" if detach or on_interrupt == "detach" else place
         chosen = choose_place(wanted, config.login.controller, cpu_limit_s(), on_slurm=bool(target.name))

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, queue_options, show_notes
+from monarch_hpc.cli.option_values import num_hosts, output_file
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.run import ProgramCommand
 from monarch_hpc.cli.runs.command_line import Missing, plan_argv
@@ -25,7 +26,14 @@ __all__ = ["command"]
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
-@click.option("-N", "--nodes", default="1", metavar="N", help="Number of hosts, as for sbatch: 4, or 2-4.")
+@click.option(
+    "-N",
+    "--nodes",
+    default="1",
+    metavar="N",
+    callback=num_hosts,
+    help="Number of hosts, as for sbatch: 4, or 2-4.",
+)
 @queue_options
 @click.option("--gpus-per-node", metavar="N", help="GPUs on each host: 4, or a100:4.")
 @click.option("-J", "--job-name", metavar="NAME", help="The job's name, instead of the program's.")
@@ -35,7 +43,12 @@ __all__ = ["command"]
 @click.option("--max-requeues", type=click.IntRange(1), default=10, show_default=True, help="At most so many times.")
 @click.option("--slurm", "options", multiple=True, metavar='"--OPTION=VALUE"', help="Any other option of sbatch.")
 @click.option("--drop", "dropped", multiple=True, metavar="OPTION", help="Leave a line of the script out: exclusive.")
-@click.option("--output-script", type=click.Path(dir_okay=False, path_type=Path), help="Write the script and stop.")
+@click.option(
+    "--output-script",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
+    help="Write the script and stop.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the batch script and stop.")
 @click.argument(
     "program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."

@@ -244,7 +244,8 @@ def test_a_firewall_that_leaves_a_range_of_ports_open_is_no_hindrance(alice: Ali
     assert done.returncode == 0, done.stderr
     run = alice.start("run", "-a", "dev", write(alice, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
     until_printed(run, "ready")
-    for host in ("n1", "n2"):
+    hosts = [str(host["host"]) for host in hosts_of(alice)]
+    for host in hosts:
         # Of Slurm there is one more: slurmd's, and the ports of srun, in a range of their own.
         lines = alice.lab.run(["ss", "-Htln"], host=host, check=True).stdout.splitlines()
         ports = {int(line.split()[3].rpartition(":")[2]) for line in lines} - {26818}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from monarch_hpc.cli.option_values import num_hosts
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.slurm import Group
 from monarch_hpc.slurm.commands.jobs import JobDetail
@@ -37,7 +38,7 @@ class GroupedCommand(click.Command):
 
 
 @click.command(add_help_option=False)
-@click.option("-N", "--nodes", default="1")
+@click.option("-N", "--nodes", default="1", callback=num_hosts)
 @click.option("--gpus-per-node")
 @GROUP_OPTION
 @click.option("-w", "--nodelist")

@@ -22,11 +22,12 @@ from monarch_hpc.cli.dash.saved import saved_page
 from monarch_hpc.cli.dash.server import PAGE, DashServer, open_loopback, open_socket
 from monarch_hpc.cli.dash.watch import Watch
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import output_file, seconds
 from monarch_hpc.cli.output import Console, current_output, output_options
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.files import read_private, write_once, write_private
-from monarch_hpc.core.text.units import parse_duration
 
 __all__ = ["command"]
 
@@ -36,7 +37,7 @@ _BROWSER_PORT = 8384
 _ONCE_S = 0.5
 """Time between the two pictures of ``--save``, from which the use of CPUs comes."""
 
-_PAGE_EVERY, _TEXTFILE_EVERY = "1s", "15s"
+_PAGE_EVERY_S, _TEXTFILE_EVERY_S = 1, 15
 """Time between two pictures: a person waits for the next one; collectors read a file every 15 to 60 s."""
 
 _MIN_TOKEN_CHARS, _MAX_TOKEN_BYTES = 16, 1024
@@ -51,12 +52,19 @@ _MAX_SAVED_CHARS = 2 << 20
 @click.option("--socket", "place", type=click.Path(path_type=Path), help="Serve on this Unix socket.")
 @click.option("--allow-host", "hosts", metavar="HOST", multiple=True, help="Name of a proxy that browsers come from.")
 @click.option("--run", metavar="RUN", help="Only this run.")
-@click.option("--every", metavar="TIME", help="Time between two pictures; 1s if left out, 15s for --textfile.")
+@click.option(
+    "--every",
+    "every_s",
+    metavar="TIME",
+    callback=seconds,
+    help="Time between two pictures; 1s if left out, 15s for --textfile.",
+)
 @click.option(
     "--save",
     "file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
     help="Write the page into one file, and end.",
 )
 @click.option(
@@ -79,7 +87,7 @@ def command(
     place: Path | None,
     hosts: Sequence[str],
     run: str | None,
-    every: str | None,
+    every_s: int | None,
     file: Path | None,
     textfile: Path | None,
     token_file: Path | None,
@@ -93,14 +101,14 @@ def command(
     output = current_output()
     if sum(one is not None for one in (port, place, file, textfile)) > 1:
         raise click.UsageError("--port, --socket, --save and --textfile exclude each other")
-    try:
-        every_s = float(parse_duration(every or (_PAGE_EVERY if textfile is None else _TEXTFILE_EVERY)))
-    except ConfigError as error:
-        raise click.BadParameter(error.problem, param_hint="'--every'") from error
+    if every_s is None:
+        every_s = _PAGE_EVERY_S if textfile is None else _TEXTFILE_EVERY_S
     targets = dict(Question(name, run, load_for_command({}).config, output).find_targets())
     if not targets:
         output.warn(NO_ALLOCATION)
         return 1
+    if run is not None:
+        refuse_absent(targets.items(), {"run": run})
     watch = Watch(targets, run, every_s)
     if file is not None:
         return _save(file, watch, output)

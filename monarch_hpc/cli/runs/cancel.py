@@ -91,4 +91,4 @@ def _seconds(text: str) -> float:
     try:
         return parse_duration(text)
     except ConfigError as error:
-        raise click.BadParameter(error.problem, param_hint="'--grace'") from error
+        raise click.BadParameter(f"{text!r} is {error.problem}", param_hint="'--grace'") from error

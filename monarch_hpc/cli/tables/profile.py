@@ -10,7 +10,9 @@ import click
 
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import output_file
 from monarch_hpc.cli.output import current_output, output_options
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.cli.tables.stacks import where_of
 from monarch_hpc.core.storage.files import write_private
@@ -47,6 +49,7 @@ _AT_A_TIME = 2
     default="profile.html",
     show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
     help="The flame graph; FILE with '.folded' as suffix has the stacks.",
 )
 @output_options
@@ -73,8 +76,10 @@ def command(
         return _INCOMPLETE
     rows: list[ProfileRow] = []
     missing: list[str] = []
-    for target, directory in targets:
-        rounds, lost = _plan(directory, where)
+    plans = [_plan(directory, where) for _, directory in targets]
+    if not any(rounds for rounds, _ in plans):
+        refuse_absent(targets, where)
+    for (target, directory), (rounds, lost) in zip(targets, plans, strict=True):
         missing += [f"{one} of {target}" for one in lost]
         output.progress(f"{target}: {len(rounds)} rounds of {seconds} s")
         for procs, part in itertools.product(rounds, parts_of(seconds)):

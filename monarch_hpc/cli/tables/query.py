@@ -12,11 +12,10 @@ from pathlib import Path
 import click
 
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import output_file, seconds
 from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, find_askable
-from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.files import write_private
-from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 
 __all__ = ["command"]
@@ -34,10 +33,26 @@ _FORMAT = "Format of the answer; parquet is written to the FILE of -o."
     "--allocation", "name", metavar="NAME", help="Only this one, by name, uuid or directory, also after its end."
 )
 @click.option("--job", metavar="ID", type=int, help="Only the allocation with this Slurm job, also after its end.")
-@click.option("--since", metavar="TIME", help="Only records of the last TIME, e.g. 10m.")
-@click.option("--deadline", metavar="TIME", default="10s", show_default=True, help="Wait no longer for the answers.")
+@click.option("--since", metavar="TIME", callback=seconds, help="Only records of the last TIME, e.g. 10m.")
+@click.option(
+    "--deadline",
+    "timeout_s",
+    metavar="TIME",
+    default="10s",
+    show_default=True,
+    callback=seconds,
+    help="Wait no longer for the answers.",
+)
 @click.option("--format", "form", type=click.Choice(["table", "json", "csv", "parquet"]), default="table", help=_FORMAT)
-@click.option("-o", "--output-file", "path", metavar="FILE", type=click.Path(path_type=Path), help="For parquet.")
+@click.option(
+    "-o",
+    "--output-file",
+    "path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
+    help="For parquet.",
+)
 @click.option("--explain", is_flag=True, help="Show the tables that would be asked for, and the plan; ask nobody.")
 @click.option("--partial", is_flag=True, help="Exit with 0 even if some processes are missing in the answer.")
 @click.option("--list", "listed", is_flag=True, help="Show the questions that have names, the tables and columns.")
@@ -47,8 +62,8 @@ def command(
     ask: str | None,
     name: str | None,
     job: int | None,
-    since: str | None,
-    deadline: str,
+    since: int | None,
+    timeout_s: int,
     form: str,
     path: Path | None,
     explain: bool,
@@ -65,15 +80,16 @@ def command(
         output.format = Format.JSON
     if listed:
         return _show_list()
-    if (sql is None) == (ask is None):
+    if sql is not None and ask is not None:
+        raise click.UsageError(f"give a question in SQL or --ask {ask}, not both")
+    if sql is None and ask is None:
         raise click.UsageError("give a question in SQL, or the name of one by --ask; --list shows them")
     if (form == "parquet") != (path is not None):
         raise click.UsageError("--format parquet and -o FILE go together")
     sql = question(ask) if ask is not None else sql or ""
     from monarch_hpc.attach.sql import QueryResult, collect, having_kept, open_engine
 
-    timeout_s = _seconds(deadline, "--deadline")
-    since_s = None if since is None else _seconds(since, "--since")
+    since_s = None if since is None else float(since)
     with open_engine(sql) as engine:  # checks it before any host is asked
         if explain:
             shown = [f"tables: {', '.join(engine.tables) or 'none'}", *engine.plan.splitlines()]
@@ -150,13 +166,6 @@ def _kind(name: str, kind: type) -> str:
     if name == "t":
         return "timestamp"
     return {bool: "boolean", int: "bigint", float: "double", str: "text"}.get(kind, kind.__name__)
-
-
-def _seconds(text: str, option: str) -> float:
-    try:
-        return float(parse_duration(text))
-    except ConfigError as error:
-        raise click.BadParameter(error.problem, param_hint=f"'{option}'") from error
 
 
 def _named(sources: Sequence[str]) -> str:

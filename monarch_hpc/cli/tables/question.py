@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from monarch_hpc.cli.output import Console
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.config import Config
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
@@ -57,17 +58,24 @@ class Question:
     output: Console
 
     def ask(self, table: Table[R]) -> list[AllocationRows[R]] | None:
-        """Return the answers of the allocations that answer; None if there is no allocation."""
+        """Return the answers of the allocations that answer; None if there is no allocation.
+
+        Raises:
+            BadParameter: there is no such run.
+        """
         from monarch_hpc.attach.attach import query_rows
 
         output, targets = self.output, self.find_targets()
         answers = []
+        where = {} if self.run is None else {"run": self.run}
         for target, directory in targets:
-            found = query_rows(directory, table, _WAIT_S, {} if self.run is None else {"run": self.run})
+            found = query_rows(directory, table, _WAIT_S, where)
             if found is None:
                 output.warn(f"{target}: its head does not answer")
                 continue
             answers.append(AllocationRows(target, found.rows, found.missing, found.left_out))
+        if not any(answer.rows for answer in answers):
+            refuse_absent(targets, where)
         for answer in answers:
             for missing in answer.missing:
                 output.warn(

@@ -9,11 +9,11 @@ import click
 
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import seconds
 from monarch_hpc.cli.output import current_output, output_options, plain
 from monarch_hpc.cli.runs.sources import parse_ranks
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
-from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.mesh.output.fold import render_ranks
 from monarch_hpc.telemetry.views.stacks import StackGroup, fold_stacks
 from monarch_hpc.wire.tables.stacks import STACKS, ThreadStack
@@ -34,7 +34,15 @@ _MAX_RANKS = 10_000
 @click.option("--host", metavar="HOST", help="Procs on this host only.")
 @click.option("--all", "everything", is_flag=True, help="Show threads that run no code of the program, too.")
 @click.option("--native", is_flag=True, help="Show native functions, too: stops each proc for some 10 ms.")
-@click.option("--deadline", metavar="TIME", default="10s", show_default=True, help="Wait no longer for the stacks.")
+@click.option(
+    "--deadline",
+    "timeout_s",
+    metavar="TIME",
+    default="10s",
+    show_default=True,
+    callback=seconds,
+    help="Wait no longer for the stacks.",
+)
 @output_options
 def command(
     name: str | None,
@@ -43,7 +51,7 @@ def command(
     host: str | None,
     everything: bool,
     native: bool,
-    deadline: str,
+    timeout_s: int,
 ) -> int:
     """Show the stacks of procs, the odd one first.
 
@@ -54,7 +62,6 @@ def command(
     from monarch_hpc.attach.attach import query_rows
 
     output = current_output()
-    timeout_s = _seconds(deadline)
     where = where_of(run, ranks, host, native=native)
     targets = Question(name, None, load_for_command({}).config, output).find_targets()
     if not targets:
@@ -68,6 +75,8 @@ def command(
         else:
             rows += answer.rows
             missing += [f"{one} of {target}" for one in (*answer.missing, *answer.left_out)]
+    if not rows:
+        refuse_absent(targets, where)
     if missing:
         output.warn(f"no stacks from {', '.join(missing[:5])}{' and more' if len(missing) > 5 else ''}")
     problems: dict[str, list[ThreadStack]] = {}
@@ -121,7 +130,7 @@ def render_group(group: StackGroup, num_procs: int) -> str:
     ):
         if chosen:
             marks.append(mark if len(group.threads) == 1 else f"{_who(chosen)} {mark}")
-    names = sorted({row.thread_name for row in group.threads})
+    names = sorted({row.thread_name or "without a name" for row in group.threads})
     thread = f"thread {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}" if group.frames else ""
     head = f"{group.num_procs} of {num_procs}: " + "; ".join(filter(None, [_who(group.threads), thread, *marks]))
     frames = group.frames or ["runs no code of the program"]
@@ -143,10 +152,3 @@ def _who(rows: Sequence[ThreadStack]) -> str:
 def _thread(row: ThreadStack) -> dict[str, object]:
     left = ("stack", "function", "line", "problem", "cause")
     return {name: value for name, value in asdict(row).items() if name not in left}
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(parse_duration(text))
-    except ConfigError as error:
-        raise click.BadParameter(error.problem, param_hint="'--deadline'") from error

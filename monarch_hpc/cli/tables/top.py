@@ -12,14 +12,14 @@ import click
 
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import seconds
 from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
 from monarch_hpc.cli.runs.sources import Choice, find_sources
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.cli.tables.stacks import render_group
 from monarch_hpc.cli.tables.top_view import COLUMNS, ProcSeen, Sighting, TopScreen, lines_of, see
 from monarch_hpc.core.clock import monotonic
-from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.telemetry.views.stacks import fold_stacks
 from monarch_hpc.wire.tables.calls import CALLS
 from monarch_hpc.wire.tables.procs import PROCS
@@ -41,23 +41,29 @@ _MAX_LINES = 2000
 @click.option("--once", is_flag=True, help="Print one picture, for pipes and scripts.")
 @click.option("--run", metavar="RUN", help="Only this run.")
 @click.option("--filter", "wanted", metavar="TEXT", default="", help="Only procs that have this text somewhere.")
-@click.option("--every", metavar="TIME", default="2s", show_default=True, help="Time between two pictures.")
+@click.option(
+    "--every",
+    "every_s",
+    metavar="TIME",
+    default="2s",
+    show_default=True,
+    callback=seconds,
+    help="Time between two pictures.",
+)
 @output_options
-def command(name: str | None, once: bool, run: str | None, wanted: str, every: str) -> int:
+def command(name: str | None, once: bool, run: str | None, wanted: str, every_s: int) -> int:
     """Show hosts, procs and actors as they work.
 
     Keys: up and down; enter opens and closes hosts and procs; s shows the stack of a proc, l its output; / filters; q
     ends. NAME is an allocation; all of them if left out.
     """
     output = current_output()
-    try:
-        every_s = max(float(parse_duration(every)), 0.1)
-    except ConfigError as error:
-        raise click.BadParameter(error.problem, param_hint="'--every'") from error
     targets = Question(name, run, load_for_command({}).config, output).find_targets()
     if not targets:
         output.warn(NO_ALLOCATION)
         return 1
+    if run is not None:
+        refuse_absent(targets, {"run": run})
     hosts = WatchedHosts(dict(targets), run)
     if once or output.format is not Format.TABLE:
         first = hosts.look(Sighting())

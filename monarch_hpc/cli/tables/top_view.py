@@ -139,8 +139,17 @@ def _host_line(key: tuple[str, str], procs: Sequence[ProcSeen]) -> Line:
     num_ended = sum(proc.process.state == "ended" for proc in procs)
     counted = ", ".join(f"{num} {state}" for state, num in states.most_common())
     cpus = [proc.cpu for proc in procs if proc.cpu is not None]
-    memory = sum(proc.process.rss_bytes for proc in procs)
-    cells = (key[1], f"{len(procs)} procs", _cpu(sum(cpus) if cpus else None), _size(memory), counted, "", "", "")
+    memory = _size(sum(proc.process.rss_bytes for proc in procs))
+    cells = (
+        key[1],
+        _counted(len(procs), "proc"),
+        _cpu(sum(cpus) if cpus else None),
+        _size(memory),
+        counted,
+        "",
+        "",
+        "",
+    )
     return Line(key, cells, bad=num_ended > 0 or "stopped" in states)
 
 
@@ -176,6 +185,10 @@ def _calls(row: Row) -> tuple[str, str, str, str]:
     name = f"{row.actor}.{row.endpoint}{more}" if row.endpoint else ""
     age_s = row.waits_s or row.runs_s
     return name, format_age(age_s) if age_s else "", row.waits_for, str(row.num_queued or "")
+
+
+def _counted(num: int, word: str) -> str:
+    return f"{num} {word}" if num == 1 else f"{num} {word}s"
 
 
 def _cpu(cpu: float | None) -> str:
@@ -279,7 +292,7 @@ class TopScreen:
             return [(clip(f"needs {_MIN_WIDTH}x{_MIN_HEIGHT} characters", width), "")][:height]
         procs = [proc.process for proc in snapshot.procs]
         hosts = len({(proc.allocation, proc.process.host) for proc in snapshot.procs})
-        title = f"monarch-hpc top   {hosts} hosts, {len(procs)} procs"
+        title = f"monarch-hpc top   {_counted(hosts, 'host')}, {_counted(len(procs), 'proc')}"
         found = [(title if snapshot.t else "monarch-hpc top   asking the hosts", "")]
         found += [(warning, "bad") for warning in snapshot.warnings[: height // 4]]
         if self.page is not None:

@@ -14,11 +14,11 @@ import click
 
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import output_file, seconds
 from monarch_hpc.cli.output import current_output, output_options
+from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
-from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.files import write_private
-from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.telemetry.views.trace import TraceRows, trace_events
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.wire.tables.schema import Table
@@ -40,35 +40,49 @@ R = TypeVar("R")
     metavar="FILE",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
     help="The file, which is replaced; compressed if its name ends in .gz.",
 )
 @click.option("--run", metavar="RUN", help="Only this run.")
-@click.option("--since", metavar="TIME", help="Only records of the last TIME, e.g. 30s.")
-@click.option("--deadline", metavar="TIME", default="10s", show_default=True, help="Wait no longer for the answers.")
+@click.option("--since", metavar="TIME", callback=seconds, help="Only records of the last TIME, e.g. 30s.")
+@click.option(
+    "--deadline",
+    "timeout_s",
+    metavar="TIME",
+    default="10s",
+    show_default=True,
+    callback=seconds,
+    help="Wait no longer for the answers.",
+)
 @output_options
-def command(name: str | None, file: Path, run: str | None, since: str | None, deadline: str) -> int:
+def command(name: str | None, file: Path, run: str | None, since: int | None, timeout_s: int) -> int:
     """Write a trace of calls, spans and metrics for Perfetto.
 
     Open the file at https://ui.perfetto.dev, or in any viewer of Chrome's format. Arrows lead from callers to callees;
     times are by the clock of the head's host. NAME is an allocation; all of them if left out.
     """
     output = current_output()
-    timeout_s = _seconds(deadline, "--deadline")
     where: dict[str, object] = {} if run is None else {"run": run}
     if since is not None:
-        where["t"] = [">=", time.time() - _seconds(since, "--since")]
+        where["t"] = [">=", time.time() - since]
     targets = Question(name, run, load_for_command({}).config, output).find_targets()
     if not targets:
         output.warn(NO_ALLOCATION)
         return _INCOMPLETE
     hosts = _Hosts(dict(targets), where, timeout_s)
     rows = TraceRows(hosts.ask(HANDLED), hosts.ask(SENDS), hosts.ask(SPANS), hosts.ask(TRANSFERS), hosts.ask(METRICS))
+    empty = next(rows.all, None) is None
+    if empty:
+        refuse_absent(targets, where)
+    if hosts.missing:
+        output.warn(f"the trace lacks rows of {', '.join(sorted(hosts.missing)[:5])}")
+    if empty:
+        output.warn(f"there is nothing to write: no process has such records; {file.absolute()} is left as it is")
+        return _INCOMPLETE
     events = [*trace_events(rows)]
     written = io.BytesIO()
     _write(written, events, compressed=file.suffix == ".gz")
     write_private(file.absolute(), written.getvalue())
-    if hosts.missing:
-        output.warn(f"the trace lacks rows of {', '.join(sorted(hosts.missing)[:5])}")
     if hosts.cut:
         output.warn(f"only the latest records of {', '.join(sorted(hosts.cut)[:5])} fit: ask for less by --since")
     unsure = sorted({row.host for row in rows.all if row.error_us < 0})
@@ -118,10 +132,3 @@ def _write(written: io.BytesIO, events: list[dict[str, object]], *, compressed: 
     text = ",\n".join(map(encode, events))
     body = f'{{"displayTimeUnit":"ms","traceEvents":[\n{text}\n]}}\n'.encode()
     written.write(gzip.compress(body, compresslevel=6, mtime=0) if compressed else body)
-
-
-def _seconds(text: str, option: str) -> float:
-    try:
-        return float(parse_duration(text))
-    except ConfigError as error:
-        raise click.BadParameter(error.problem, param_hint=f"'{option}'") from error

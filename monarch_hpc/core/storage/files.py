@@ -19,6 +19,7 @@ from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.ownership import shared_folder, trusted_owner, unsafe_folder
 
 __all__ = [
+    "check_writable",
     "open_folder",
     "open_output",
     "own_folder",
@@ -149,6 +150,20 @@ def write_private(path: Path, data: bytes, *, durable: bool = True) -> None:
             raise
         if durable:
             _sync_directory(folder)
+
+
+def check_writable(path: Path) -> None:
+    """Check that `write_private` can write *path*, by making another file in its folder and removing it.
+
+    Raises:
+        ConfigError: other users may exchange files in the folder, see `write_private`.
+        OSError: the folder is missing or cannot be written.
+    """
+    # os.access would not do: it knows neither quotas, nor a server that maps root to nobody, nor /proc.
+    scratch = f".{path.name}.{os.urandom(6).hex()}"
+    with _safe_folder(path) as folder:
+        os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
+        os.unlink(scratch, dir_fd=folder)
 
 
 def write_once(path: Path, data: bytes) -> None:

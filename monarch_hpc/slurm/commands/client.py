@@ -176,8 +176,18 @@ class SlurmClient:
         return self._run(wide_step_argv(job_id, sizes, command), timeout_s)
 
     def waiting(self) -> tuple[WaitingJob, ...]:
-        """Return this user's jobs that wait."""
-        return parse_waiting(self._run(waiting_argv()))
+        """Return this user's jobs that wait.
+
+        Raises:
+            SlurmBusy: slurmctld did not answer.
+            SlurmCommandError: Slurm refused, with advice.
+        """
+        try:
+            return parse_waiting(self._run(waiting_argv()))
+        except SlurmBusy:
+            raise
+        except SlurmCommandError as error:
+            raise self._advised(error, {}) from error
 
     def list_queue(self, names: Iterable[str]) -> str:
         """Return squeue's output for this user's pending, running and completing jobs with one of *names*."""

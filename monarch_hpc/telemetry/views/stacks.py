@@ -19,7 +19,7 @@ _MAX_FRAMES = 128
 _MAX_NAME = 200
 """Limits on what one proc can add to an answer: names come from its program."""
 
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARY = str(Path(os.__file__).parent) + os.sep
 
 

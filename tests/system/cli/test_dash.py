@@ -235,3 +235,7 @@ def test_one_file(pids: list[int], tmp_path: Path, capsys: pytest.CaptureFixture
     assert "http://" not in text.replace("http://www.w3.org", "") and text.count("<script") == 2
     assert "\x1b" not in text and "\\u003cscript>document.title" in text
     assert main(["dash", os.environ[DIRECTORY_VARIABLE], "--save", str(file), "--port", "0"]) == 64
+    capsys.readouterr()
+    assert main(["dash", os.environ[DIRECTORY_VARIABLE], "--save", str(file), "--run", "nosuch"]) == 64
+    assert "'--run': there is no run nosuch; there are: feedbeef" in capsys.readouterr().err
+    assert file.read_text() == text

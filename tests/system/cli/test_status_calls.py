@@ -19,6 +19,7 @@ import pytest
 from monarch_hpc import Actor, ActorMesh, Channel, HostMesh, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.attach.attach import query_rows
+from monarch_hpc.cli.main import main
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry import layout
@@ -248,7 +249,7 @@ def test_how_long_endpoints_ran(stage: Stage) -> None:
     assert len(line) == 4 + 2 * 6  # each duration has its unit
 
 
-def test_the_processes_of_a_run(stage: Stage) -> None:
+def test_the_processes_of_a_run(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     os.kill(stage.pids[1], signal.SIGSTOP)
     state = Path(f"/proc/{stage.pids[1]}/status")
     wait_until("the stop", state.read_text, accept=lambda text: "T (stopped)" in text)
@@ -263,7 +264,9 @@ def test_the_processes_of_a_run(stage: Stage) -> None:
     assert 0 < int(found[str(stage.pids[0])][1]) < 1000, "the number within the program"
     assert found[str(stage.pids[0])][5] == "ready"
     assert found[str(os.getpid())][1:3] == ["program", "-"]
-    assert status(directory, "--run", "other", table="--procs").stdout == "no proc and no program is running\n"
+    for table in ("--procs", "--calls", "--endpoints", "--memory"):
+        assert main(["status", table, directory, "--run", "other"]) == 64
+        assert "'--run': there is no run other; there are: feedbeef" in capsys.readouterr().err
     document = json.loads(status(directory, "--json", table="--procs").stdout)
     (allocation,) = document["allocations"]
     assert {row["pid"] for row in allocation["rows"]} >= {*stage.pids, os.getpid()} and allocation["missing"] == []

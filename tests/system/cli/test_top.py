@@ -107,6 +107,10 @@ def test_one_picture_for_pipes(procs: ProcMesh, capsys: pytest.CaptureFixture[st
     assert main(["top", directory()]) == 64
     assert "--once prints one picture" in capsys.readouterr().err
     assert main(["top", directory(), "--once", "--every", "soon"]) == 64
+    capsys.readouterr()
+    for once in (["--once"], []):
+        assert main(["top", directory(), "--run", "nosuch", *once]) == 64
+        assert "'--run': there is no run nosuch; there are: feedbeef" in capsys.readouterr().err
 
 
 class Screen:

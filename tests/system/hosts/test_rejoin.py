@@ -37,7 +37,7 @@ def directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[MeshFailure], rejoin_s: float
 ) -> Iterator[Path]:
     """Four hosts, of which none is started again by the head, used by this process."""
-    times = {"liveness.heartbeat_s": 0.5, "liveness.suspect_s": 2.0, "liveness.dead_s": 6.0, "liveness.fence_s": 6.0}
+    times = {"liveness.heartbeat_s": 0.5, "liveness.suspect_s": 4.0, "liveness.dead_s": 12.0, "liveness.fence_s": 12.0}
     config = load(
         {"procs.stop_s": 1.0, "agent.grace_s": 1.0, "heal.tries": 0, "agent.rejoin_s": rejoin_s, **times}
     ).config

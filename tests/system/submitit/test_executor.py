@@ -97,7 +97,9 @@ def place() -> tuple[object, ...]:
 
 def hold(flag: Path, word: str = "") -> str:
     """Say on a file that it runs, and wait until another one appears."""
-    flag.with_suffix(".pid").write_text(str(os.getpid()))
+    started = flag.with_suffix(".starts")
+    started.write_text(str(os.getpid()))
+    started.rename(flag.with_suffix(".pid"))
     deadline_s = time.monotonic() + PATIENCE_S
     while not flag.exists() and time.monotonic() < deadline_s:
         time.sleep(0.01)

@@ -103,8 +103,9 @@ def test_a_profile_over_ranks_and_one_against_the_others(
     assert "rank 3 against the others" in page and "take_the_odd_way" in page and "take_the_usual_way" not in page
     assert not any(map(is_stopped, pids))
     assert main([*command, "--rank", "2", "--against", "3", "-o", str(file)]) == 64
-    assert main([*command, "--rank", "77", "-o", str(file)]) == 1
-    assert "there is nothing to draw" in capsys.readouterr().err
+    assert main([*command, "--rank", "77", "-o", str(file)]) == 64
+    assert "'--rank': no proc has rank 77; there are 0-3" in capsys.readouterr().err
+    assert file.read_text() == page
 
 
 def test_a_proc_that_waits_is_seen_with_idle_and_one_that_is_stopped_stays_so(

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,8 +139,15 @@ def test_the_odd_one_of_many_that_wait_for_a_lock_is_first(
     assert main([*command, "--rank", "0-1", "--all"]) == 0
     assert "engine" in capsys.readouterr().out
     assert main([*command, "--rank", "three"]) == 64
-    assert main([*command, "--rank", "7"]) == 0
-    assert "no proc has a stack" in capsys.readouterr().out
+    for choice, sentence in (
+        (("--rank", "7,99"), "'--rank': no proc has rank 7,99; there are 0-3"),
+        (("--host", "local1", "--rank", "0"), "'--rank': no proc on host local1 has rank 0; there are 2-3"),
+        (("--host", "nosuch"), "'--host': no proc is on host nosuch; there are: local0, local1"),
+        (("--run", "nosuch"), "'--run': there is no run nosuch; there are: feedbeef"),
+    ):
+        refused = partial(main, [*command, *choice])
+        wait_until("all answers", refused, _PATIENCE_S, accept=lambda code: code == 64)
+        assert sentence in capsys.readouterr().err
 
 
 def test_the_question_for_the_odd_one(procs: ProcMesh) -> None:

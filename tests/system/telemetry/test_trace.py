@@ -73,5 +73,9 @@ def test_calls_of_calls_are_bars_and_arrows(
     document = json.loads(capsys.readouterr().out)
     assert document["arrows"] >= 6 and document["missing"] == [] and document["bytes"] == plain.stat().st_size
     assert len(json.loads(plain.read_text())["traceEvents"]) >= len(events)
+    written = plain.read_bytes()
+    assert main(["trace", directory, "-o", str(plain), "--run", "nosuch"]) == 64
+    assert "'--run': there is no run nosuch; there are: feedbeef" in capsys.readouterr().err
+    assert plain.read_bytes() == written
     assert main(["trace", directory]) == 64
     assert main(["trace", directory, "-o", str(plain), "--since", "soon"]) == 64

@@ -57,7 +57,10 @@ def test_as_json_the_script_is_a_field(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["-t", "soon"], 65, "not a time limit"),
+        (["-t", "abc"], 64, "'-t' / '--time': 'abc' is not a time limit"),
+        (["-N", "zero"], 64, "'-N' / '--nodes': 'zero' is not a number of hosts"),
+        (["-N", "0"], 64, "'0' is not a number of hosts; write 4, or 2-4"),
+        (["-N", "2-"], 64, "'2-' is not a number of hosts"),
         (["--slurm", "mem=0"], 65, "not an option of sbatch"),
         (["--slurm", "--array=0-3"], 65, "an allocation is one job"),
         (["-N"], 64, "requires an argument"),

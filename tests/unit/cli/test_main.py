@@ -50,6 +50,28 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {verb}  " in shown and text in shown for verb, text in VERBS.items())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stauts"], "No such command 'stauts'. Did you mean 'status'? See 'monarch-hpc --help'"),
+        (["xyzzy", "-N"], "No such command 'xyzzy'; see 'monarch-hpc --help'"),
+        (["stacks", "--ran", "1"], "No such option '--ran'. "),
+        (
+            ["completion"],
+            "Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish; see 'monarch",
+        ),
+        (["query", "--ask", "odd-stack", "SELECT 1"], "give a question in SQL or --ask odd-stack, not both; see"),
+        (["query"], "give a question in SQL, or the name of one by --ask; --list shows them; see"),
+    ],
+)
+def test_a_wrong_use_is_one_line_with_a_next_step(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 64
+    err = capsys.readouterr().err
+    assert err.startswith(f"monarch-hpc: error: {message}") and err.count("\n") == 1
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert __version__ in capsys.readouterr().out

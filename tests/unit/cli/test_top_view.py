@@ -43,6 +43,10 @@ def test_a_tree_of_hosts_procs_and_actors() -> None:
     assert len(lines_of(seen, set(), everything=True)) == 2 + 4 + 4
     assert [line.cells[0] for line in lines_of(seen, set(), "SIGKILL")] == ["n01", "  r02 1002"]
     assert lines_of(Sighting(), set()) == []
+    one = snapshot(1, 1)
+    assert lines_of(one, set())[0].cells[1] == "1 proc"
+    assert TopScreen().render(one, 200, 60)[0][0].startswith("monarch-hpc top   1 host, 1 proc")
+    assert TopScreen().render(seen, 200, 60)[0][0].startswith("monarch-hpc top   2 hosts, 4 procs")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (41, 7), (10, 3), (1, 1)])

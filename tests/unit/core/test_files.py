@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.storage.files import private_dir, read_json, read_private, write_json, write_private
+from monarch_hpc.core.storage.files import (
+    check_writable,
+    private_dir,
+    read_json,
+    read_private,
+    write_json,
+    write_private,
+)
 
 
 def mode(path: Path) -> int:
@@ -129,3 +136,14 @@ def test_damaged_json_is_an_error_that_names_the_file(tmp_path: Path, text: byte
     write_private(tmp_path / "record.json", text)
     with pytest.raises(ConfigError, match=r"record\.json: is not JSON"):
         read_json(tmp_path / "record.json")
+
+
+def test_a_check_whether_a_file_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("as it was")
+    check_writable(tmp_path / "kept")
+    check_writable(tmp_path / "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept", "as it was")]
+    with pytest.raises(FileNotFoundError):
+        check_writable(tmp_path / "missing" / "new")
+    with pytest.raises(NotADirectoryError):
+        check_writable(tmp_path / "kept" / "new")

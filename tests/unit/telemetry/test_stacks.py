@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from monarch_hpc.telemetry.views import stacks
+from monarch_hpc.actor.cell import cell
 from monarch_hpc.telemetry.views.stacks import fold_stacks, parse_stacks, without_stack
 from monarch_hpc.wire.tables.procs import RunProcess
 
@@ -33,7 +33,7 @@ def thread(*frames: dict[str, object], name: str | None = "MainThread", gil: boo
 
 
 def test_the_output_of_py_spy_is_read() -> None:
-    library, package = frame("wait", threading.__file__, 320), frame("fold", stacks.__file__, 5)
+    library, package = frame("wait", threading.__file__, 320), frame("run", cell.__file__, 5)
     mine = frame("step;\x1b[31m<script>", "/home/me/train.py", 88)
     native = frame("usleep", "/usr/lib/libc.so.6", 0, "/usr/lib/libc.so.6")
     text = json.dumps([thread(native, library, mine, gil=True), thread(library, package, name=None), thread()])

@@ -1,0 +1,62 @@
+"""Checks values of options that several commands have, before these do anything: times, files, numbers of hosts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.storage.files import check_writable
+from monarch_hpc.core.text.units import parse_duration
+
+__all__ = ["num_hosts", "output_file", "seconds"]
+
+_COUNT = r"0*[1-9]\d{0,8}[kKmM]?"
+_RANGE = re.compile(rf"{_COUNT}(-{_COUNT}(:{_COUNT})?)?(,{_COUNT}(-{_COUNT}(:{_COUNT})?)?)*", re.ASCII)
+
+
+def seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Return the time that an option gives, in seconds; a callback for `click.option`.
+
+    Raises:
+        BadParameter: it is not a time.
+    """
+    if value is None:
+        return None
+    try:
+        return parse_duration(value)
+    except ConfigError as error:
+        raise click.BadParameter(f"{value!r} is {error.problem}", context, parameter) from error
+
+
+def output_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """Return the file that an option names, if it can be written; a callback for `click.option`.
+
+    Raises:
+        ConfigError: its folder is missing, or no file can be written there.
+    """
+    if value is None or context.resilient_parsing:
+        return value
+    path = value.absolute()
+    try:
+        check_writable(path)
+    except OSError as error:
+        why, step = f"cannot be written: {error.strerror}", "choose a folder that is yours"
+        if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+            why, step = f"there is no folder {path.parent}", f"make it by 'mkdir -p {shlex.quote(str(path.parent))}'"
+        raise ConfigError("", "", str(path), f"{why}; {step}, or name another file") from error
+    return value
+
+
+def num_hosts(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return a number of hosts as sbatch takes it; a callback for `click.option`.
+
+    Raises:
+        BadParameter: it is not one.
+    """
+    if value is None or _RANGE.fullmatch(value):
+        return value
+    raise click.BadParameter(f"{value!r} is not a number of hosts; write 4, or 2-4", context, parameter)
