@@ -22,7 +22,7 @@ def answer_of(view: View, reply: Reply) -> Any:
     """
     kind, value, effects = reply
     if view.engine.broken is not None:
-        raise view.engine.broken
+        raise view.engine.broken.with_traceback(None)  # it is raised again and again
     if kind == "failed":
         raise view.engine.error_of(value)
     for effect in effects:
@@ -40,7 +40,7 @@ def check_readable(view: View) -> None:
         TypeError: a step is being captured.
     """
     if view.engine.broken is not None:
-        raise view.engine.broken
+        raise view.engine.broken.with_traceback(None)  # it is raised again and again
     if view.engine.recorder is not None:
         view.engine.recorder.refuse_read()
 

@@ -172,7 +172,7 @@ class PeerChannel:
             with self._engine.undisturbed():
                 self._wire.send(frame)
         elif self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         else:
             lane.send(frame)
 
@@ -194,7 +194,7 @@ class PeerChannel:
             self._blocked_s += self._engine.clock() - self._blocked.pop(waits)
         error = self.error
         if error is not None:
-            raise error
+            raise error.with_traceback(None)
         return taken
 
     def _warn_blocked(self, dest: int, waited_s: float) -> None:

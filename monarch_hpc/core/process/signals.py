@@ -1,4 +1,4 @@
-"""Tells the exceptions of signal handlers from those of the code that they interrupt.
+"""Tells the exceptions of signal handlers from those of the code that they interrupt, and keeps Ctrl-C's exit status.
 
 Python runs a handler between any two instructions of the main thread: what it raises (Ctrl-C, a timeout by
 `signal.alarm`) seems to come from whatever ran there, such as the pickling of an argument or the rebuilding of a value.
@@ -6,13 +6,16 @@ Python runs a handler between any two instructions of the main thread: what it r
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sys
+from collections.abc import Iterator
 from types import FunctionType, MethodType
 
 from monarch_hpc.core.process.thread import in_main_thread
 from monarch_hpc.core.text.description import traceback_of
 
-__all__ = ["from_handler", "may_be_signal"]
+__all__ = ["from_handler", "interrupt_kept", "may_be_signal"]
 
 
 def may_be_signal(error: BaseException) -> bool:
@@ -25,6 +28,23 @@ def may_be_signal(error: BaseException) -> bool:
 def from_handler(error: BaseException) -> bool:
     """Whether *error* is Ctrl-C, or the exception of a signal handler rather than of the code that it interrupted."""
     return in_main_thread() and (issubclass(type(error), KeyboardInterrupt) or _passed_handler(error))
+
+
+@contextlib.contextmanager
+def interrupt_kept() -> Iterator[None]:
+    """Let a program that Ctrl-C ends still exit by SIGINT, whatever runs meanwhile; for functions at exit.
+
+    Python forgets that a KeyboardInterrupt ends the program, which then exits with 1, when text is executed: the import
+    of a module that defines a named tuple is enough.
+    """
+    # Interactive sessions go on after Ctrl-C, and leave `last_type` set.
+    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1")
+    try:
+        yield
+    finally:
+        if interrupted:
+            with contextlib.suppress(KeyboardInterrupt):
+                exec("raise KeyboardInterrupt")  # Python's only way to set what executing text has cleared
 
 
 def _passed_handler(error: BaseException) -> bool:

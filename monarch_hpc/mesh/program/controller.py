@@ -30,6 +30,7 @@ from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, ConfigError, EngineFailed, MonarchError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.process.signals import interrupt_kept
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.instance import Instance
@@ -95,7 +96,7 @@ class Controller(Runtime):
             open_registry(controller)
             open_requests(controller)
             controller._resources.enter_context(exit_on_faults(controller.abandon))
-            atexit.register(controller.close)
+            atexit.register(controller.close_at_exit)
             return controller
 
     @classmethod
@@ -242,7 +243,7 @@ class Controller(Runtime):
         """Leave the program's resources alone in a fork: they belong to *parent*, even when this process exits."""
         super().forked(parent)
         self._closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self.close_at_exit)
         # Context managers are generators, which would run their clean-up when they are garbage-collected.
         for resources in (self._resources, *(tenancy.resources for tenancy in self.tenancies.all())):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(resources))
@@ -252,7 +253,7 @@ class Controller(Runtime):
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)  # the reference would keep this controller and its record memory alive
+        atexit.unregister(self.close_at_exit)  # the reference would keep this controller and its record memory alive
         try:
             end_launches()
             if self.engine.failure is not None:
@@ -266,6 +267,11 @@ class Controller(Runtime):
             self.node.close("the program ended")
         finally:
             self._release()
+
+    def close_at_exit(self) -> None:
+        """`close` as the interpreter exits; after an uncaught Ctrl-C the program still ends by SIGINT."""
+        with interrupt_kept():
+            self.close()
 
     def abandon(self) -> None:
         """Detach at once and leave it to the heads to end all procs: `close` for a program whose main thread hangs."""

@@ -145,7 +145,7 @@ class TensorEngine:
     def use(self, view: View) -> None:
         """Fill a frame for *view*; the caller holds the lock."""
         if self.broken is not None:
-            raise self.broken
+            raise self.broken.with_traceback(None)  # it is raised again and again
         if self.view is not view:
             if self.ints:
                 self._send()
@@ -361,7 +361,7 @@ class TensorEngine:
             # Its callback may still run, on the thread that drives the I/O.
             self._io.wait(partial(self._is_gone, future), None)
         if self.broken is not None:
-            raise self.broken
+            raise self.broken.with_traceback(None)  # it is raised again and again
 
     def _is_gone(self, seen: Future[Any]) -> bool:
         return not self._frames or self._frames[0].future is not seen

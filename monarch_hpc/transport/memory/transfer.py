@@ -49,7 +49,7 @@ class Transfer:
         if not self._engine.wait(lambda: self._done, timeout_s) and not self._done:
             raise TimeoutError(f"{self._what}: not done after {timeout_s:g} s")
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # it is raised again and again
 
     def on_done(self, callback: Callable[[Transfer], None]) -> None:
         """Call *callback* on the driver of the engine when the transfer has ended."""

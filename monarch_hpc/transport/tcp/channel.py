@@ -145,7 +145,7 @@ class TcpChannel:
         if not (driving and self._turn == engine.turn) and self._writing.acquire(blocking=False):
             try:
                 if self._error is not None:
-                    raise self._error
+                    raise self._error.with_traceback(None)
                 if direct := not (self._unsent or outbox.queued or self._divert):
                     self._write(outbox.seal(packed))
             finally:
@@ -179,7 +179,7 @@ class TcpChannel:
         if self.queued_bytes > limit:
             self._wait(lambda: self.queued_bytes <= limit or self._error is not None)
             if self.queued_bytes > limit and self._error is not None:
-                raise self._error
+                raise self._error.with_traceback(None)
 
     def _send_bulk(self, frame: Frame, head: bytes, size: int) -> None:
         if size > self._limits.max_frame_bytes:
@@ -197,13 +197,13 @@ class TcpChannel:
         if not bulk.sealed:
             self._wait(lambda: bulk.sealed or self._error is not None)
             if not bulk.sealed and self._error is not None:
-                raise self._error
+                raise self._error.with_traceback(None)
 
     def _push(self, frame: Frame, item: bytes | Bulk, size: int) -> bool:
         """Queue a frame; return False if it took the lane instead."""
         with self._lock:
             if self._error is not None:
-                raise self._error
+                raise self._error.with_traceback(None)
             divert = self._divert
             if divert is None or frame.kind in _SOCKET_KINDS:
                 self._accepted_bytes += size

@@ -1,6 +1,8 @@
-"""Programs that were started in an odd way: with signals ignored, streams closed, or in a folder that is gone."""
+"""Programs that start in an odd way (signals ignored, streams closed, no working folder), or that Ctrl-C ends."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 
@@ -40,3 +42,25 @@ def test_its_actors_start_as_usual(programs: Programs, oddity: str) -> None:
     answer = programs.folder / "answer"
     programs.run(PROGRAM, oddity, str(answer))
     assert answer.read_text() == "7"
+
+
+INTERRUPTED = """
+import sys
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+
+class Asked(Actor):
+    @endpoint
+    def ask(self): ...
+
+hosts = monarch_hpc.hosts()
+if "procs" in sys.argv:
+    hosts.spawn_procs().spawn("asked", Asked).ask.call().get(60)
+raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["hosts", "procs"])
+def test_ctrl_c_ends_a_program_by_sigint_whatever_the_exit_imports(programs: Programs, use: str) -> None:
+    assert programs.run(INTERRUPTED, use, code=-signal.SIGINT).endswith("\nKeyboardInterrupt\n")

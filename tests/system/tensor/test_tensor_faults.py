@@ -186,9 +186,12 @@ def test_a_death_in_a_collective_is_an_error_at_the_other_ranks(hosts: HostMesh,
         with pytest.raises(DeviceMeshError, match="signal 9") as read:
             fetch_shard(total, dp=survivor).get(_GET_S)
         assert (read.value.kind, read.value.rank) == ("died", 1)
-    with pytest.raises(DeviceMeshError):
-        rank + 1
-    with pytest.raises(DeviceMeshError):
-        sync(procs)
+    num_frames = set()
+    for _ in range(3):  # each raises one exception, which must not collect the frames of the others
+        for use in (lambda: rank + 1, lambda: sync(procs), lambda: inspect(rank)):
+            with pytest.raises(DeviceMeshError) as used:
+                use()
+        num_frames.add(len(used.traceback))
+    assert len(num_frames) == 1
     procs.stop().get(_GET_S)
     assert not faults

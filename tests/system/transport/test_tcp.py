@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from monarch_hpc.core.errors import ChannelClosed
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.credit import cost_of
@@ -142,3 +143,18 @@ def test_ctrl_c_in_a_wait_for_credit_keeps_none(pair: tuple[Party, Party, FrameC
     assert channel.send(call, end_s=client.engine.clock() + PATIENCE_S)
     server.until(lambda: len(server.frames) == 2)
     assert channel.blocked_s
+
+
+@pytest.mark.parametrize("kind", [Kind.RESULT, Kind.CALL])
+def test_each_use_of_a_closed_channel_raises_its_error_without_the_frames_of_earlier_ones(
+    pair: tuple[Party, Party, FrameChannel], kind: Kind
+) -> None:
+    _, client, channel = pair
+    channel.close("enough")
+    client.until(lambda: bool(client.lost))
+    num_frames = set()
+    for size in [0, 2 * CHUNK_BYTES] * 3:
+        with pytest.raises(ChannelClosed) as raised:
+            channel.send(Frame(kind, 7, buffers=[bytes(size)] if size else []))
+        num_frames.add((size, len(raised.traceback)))
+    assert len(num_frames) == 2
