@@ -240,12 +240,11 @@ def test_of_several_interfaces_the_one_that_routes_is_found(crossed: Alice, held
 
 def test_a_firewall_that_leaves_a_range_of_ports_open_is_no_hindrance(alice: Alice) -> None:
     alice.env["MONARCH_HPC_FABRIC__PORT_RANGE"] = "31000-31019"
-    done = alice.run("alloc", "dev", "-N", "2", "-t", "10")
+    done = alice.run("alloc", "dev", "-N", "2", "-t", "10", "--json")
     assert done.returncode == 0, done.stderr
     run = alice.start("run", "-a", "dev", write(alice, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
     until_printed(run, "ready")
-    hosts = [str(host["host"]) for host in hosts_of(alice)]
-    for host in hosts:
+    for host in [host["name"] for host in json.loads(done.stdout)["allocation"]["hosts"]]:
         # Of Slurm there is one more: slurmd's, and the ports of srun, in a range of their own.
         lines = alice.lab.run(["ss", "-Htln"], host=host, check=True).stdout.splitlines()
         ports = {int(line.split()[3].rpartition(":")[2]) for line in lines} - {26818}

@@ -21,7 +21,10 @@ DEVELOPING, BATCH, RESERVATION = (
 @pytest.mark.parametrize(
     ("session", "promised"),
     [
-        (DEVELOPING, ["dev  job ", r"hello, world, from n[1-4]", r"\bn[1-4]\n", "ready  2/2", "released dev: no process left"]),
+        (
+            DEVELOPING,
+            ["dev  job ", r"from n[1-4]", r"\bn[1-4]\n", "ready  2/2", "released dev: no process"],
+        ),
         (BATCH, ["#SBATCH --nodes=2", r"submit it: sbatch hello\.sbatch", r"hello, world, from n[1-4]", "job "]),
         (RESERVATION, ["demo  job ", "hello, world, from n[1-4]", "released demo: no process left"]),
     ],

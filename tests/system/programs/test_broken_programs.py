@@ -142,4 +142,5 @@ def test_a_program_without_frames_is_told(programs: Programs) -> None:
         line.split(maxsplit=1) for line in output.splitlines() if line.startswith(("first", "others", "stopped"))
     )
     assert told.keys() == {"first", "others", "stopped"}, output
-    assert told["first"] in ("RecursionError", "EngineFailed") and told["stopped"] == "EngineFailed", output
+    # Of the frames that are left depends whether there are enough to say that the engine has failed.
+    assert {told["first"], told["stopped"]} <= {"RecursionError", "EngineFailed"}, output
