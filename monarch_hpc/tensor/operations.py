@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monarch_hpc.core.arguments import check_instance
+from monarch_hpc.core.errors import DeviceMeshError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.ops.dispatch import dispatch, put
@@ -68,6 +69,8 @@ class MeshOperations:
         leaves = _leaves(loss._n)
         head = [records.BACKWARD, loss._h.number, gradient._h.number if gradient is not None else 0]
         view.engine.emit(view, [*head, int(retain_graph), len(leaves), *(leaf.number for leaf in leaves)])
+        if view.engine.recovery is not None:
+            view.engine.recovery.note_backward(leaves)
         for leaf in leaves:
             leaf.has_grad, leaf.grad = True, None
         if not retain_graph and loss._n.__class__ is not GraphLeaf:
@@ -113,7 +116,7 @@ class MeshOperations:
         if value is None:
             if leaf.__class__ is GraphLeaf and leaf.has_grad:
                 leaf.has_grad, leaf.grad = False, None
-                view.engine.emit(view, [records.NO_GRAD, tensor._h.number])
+                drop_grad(view, tensor._h.number)
             return
         if leaf.__class__ is not GraphLeaf:
             raise RuntimeError("only a leaf that requires a gradient can be given one")
@@ -274,6 +277,19 @@ def _not_sharded(name: str) -> TypeError:
         f"{name} of a mesh tensor: each rank has a value of its own; read one with fetch_shard(t).result() or "
         "inspect(t), or make a sharded tensor of them with t.to_global(spec)"
     )
+
+
+def drop_grad(view: View, leaf: int) -> None:
+    """Issue the end of a gradient; those of a broken mesh end when it is healed."""
+    recovery = view.engine.recovery
+    try:
+        view.engine.emit(view, [records.NO_GRAD, leaf])
+    except DeviceMeshError:
+        if recovery is None:
+            raise
+        return
+    if recovery is not None:
+        recovery.note_harmless()
 
 
 _tags = itertools.count(1)

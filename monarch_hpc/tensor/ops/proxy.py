@@ -39,12 +39,14 @@ class MeshTensor(torch.Tensor):
         _h: its value.
         _n: its place in autograd's graph: a `GraphLeaf`, or a tuple of such places.
         _aliases: weak references to tensors that share its memory; None if there are none.
+        _is_window: whether it was made to share the memory of another one.
     """
 
     _m: Meta
     _h: Handle
     _n: Any
     _aliases: list[weakref.ref[MeshTensor]] | None = None
+    _is_window = False
 
     @staticmethod
     def make(number: int, view: TensorView, meta: Meta, node: Any = None) -> MeshTensor:

@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils._pytree import tree_map
 
-from monarch_hpc.core.arguments import check_instance, check_number
+from monarch_hpc.core.arguments import check_flag, check_instance, check_number
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.current import hosts as own_hosts
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.tensor.opening import sharded_view_of
+from monarch_hpc.tensor.opening import recovery_of, sharded_view_of
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.infer import tensors_in
@@ -39,6 +39,8 @@ class Mesh:
         mesh_dim_names: their names; of *procs* or ``dim0``, ``dim1``, ... if None.
         hosts: where to start as many procs, evenly on all hosts; `monarch_hpc.hosts()` if None.
         procs: procs to use instead, row by row.
+        commit: whether each step of an optimizer on tensors of the whole mesh is a version, to which `heal` can return;
+            without it, a mesh that has lost a rank is over.
 
     Attributes:
         procs: the procs, with the dimensions of the mesh.
@@ -55,6 +57,7 @@ class Mesh:
         *,
         hosts: HostMesh | None = None,
         procs: ProcMesh | None = None,
+        commit: bool = True,
     ) -> None:
         if procs is not None and hosts is not None:
             raise TypeError("Mesh of hosts= and procs=: give one")
@@ -70,11 +73,12 @@ class Mesh:
             names = tuple(mesh_dim_names or (f"dim{place}" for place in range(len(sizes))))
         extent = Extent(names, sizes)
         self.procs = _started(extent, hosts) if procs is None else _arranged(procs, extent)
+        self._commits = check_flag("commit", commit)
 
     @classmethod
     def _of(cls, procs: ProcMesh) -> Self:
         made = cls.__new__(cls)
-        made.procs = procs
+        made.procs, made._commits = procs, False
         return made
 
     # ---- shape ----
@@ -95,7 +99,10 @@ class Mesh:
 
     @property
     def _view(self) -> View:
-        return sharded_view_of(self.procs)
+        view = sharded_view_of(self.procs)
+        if self._commits and view.engine.recovery is None and len(view.ranks) == len(self.procs.root.region):
+            recovery_of(self.procs)
+        return view
 
     def size(self, dim: str | None = None) -> int:
         """The number of ranks, or the size of a dimension."""
@@ -183,7 +190,13 @@ class Mesh:
     def manual_seed(self, seed: int) -> None:
         """Restart the random numbers of this mesh. Until then they are those of the program's seed at its first use."""
         check_number("seed", seed, least=0)
-        call_by_name(self._view, "seed", [seed], [], 0)
+        view = self._view
+        call_by_name(view, "seed", [seed], [], 0)
+        if view.engine.recovery is not None:
+            if recovery_of(self.procs).is_preparing:
+                self.begin_version()
+            else:
+                view.engine.recovery.note_change()
 
     # ---- functions ----
 
@@ -206,6 +219,9 @@ class Mesh:
         for tensor in tensors_in((args, kwargs)):
             if tensor._h.view is not view:
                 raise foreign(tensor, view)
+        recovery = view.engine.recovery
+        if recovery is not None and any(t._h.number < recovery.last_mark for t in tensors_in((args, kwargs))):
+            recovery.note_change()  # it may write to them
         args, kwargs = tree_map(sent, (args, kwargs))
         return _remote_of(function, propagate).run_on(view, args, kwargs)
 
@@ -217,6 +233,36 @@ class Mesh:
             Exception: an operation failed, and nobody has read its result.
         """
         self._view.engine.sync()
+
+    @property
+    def version(self) -> int:
+        """The number of optimizer steps that are known to be done on all ranks; what is under way does not count."""
+        return recovery_of(self.procs).num_steps
+
+    def begin_version(self) -> None:
+        """Issue what `commit` does, without waiting, if tensors of this mesh have versions."""
+        view = self._view
+        if view.engine.recovery is not None and len(view.ranks) == len(self.procs.root.region):
+            recovery_of(self.procs).commit(view, num_steps=0)
+
+    def commit(self) -> None:
+        """Make the state as it is now the one that `heal` goes back to, as an optimizer step does; waits for it.
+
+        For changes that no optimizer makes, and for tensors that are made before the first step: those that
+        `module_to_mesh` has not made.
+
+        Raises:
+            DeviceMeshError: a rank is gone.
+            Exception: an operation failed, and nobody has read its result.
+        """
+        recovery_of(self.procs).commit(self._view, num_steps=0)
+        self.sync()
+
+    def heal(self, *, rewind: bool = False) -> Mesh:
+        """Bring this mesh back after a `DeviceMeshError`; see `monarch_hpc.distributed.heal_mesh`."""
+        from monarch_hpc.tensor.healing.heal import heal_mesh  # it heals what this module makes
+
+        return heal_mesh(self, rewind=rewind)
 
     def stop(self, reason: str = "") -> None:
         """End the procs; see `ProcMesh.stop`."""
@@ -253,19 +299,28 @@ def distribute(tensor: torch.Tensor, mesh: Mesh, sharding_spec: ShardingSpec | N
     names = [name for name, dim in zip(extent.names, dims, strict=True) if dim >= 0]
     with torch._C.DisableTorchFunction():
         value = tensor.detach().cpu()
-        own = _send_shards(mesh, value, dims, names)
+        own, parts = _send_shards(mesh, value, dims, names)
         meta = Meta.make(shape, torch.empty(shape, device="meta").stride(), value.dtype, value.device, grads, True)
     number = call_by_name(view, "global_from_shards", [Ref(own), dims, shape, meta.stride, grads], [own])
     view.dead.append(own)
+    if view.engine.recovery is not None:
+        recovery_of(mesh.procs).sources.keep(number, parts)
     return new_tensor(number, view, shape, value.dtype, grads)
 
 
-def _send_shards(mesh: Mesh, value: torch.Tensor, dims: tuple[int, ...], names: list[str]) -> int:
-    """Send each rank its shard, ranks with the same one together; return the number under which all have it."""
+def _send_shards(
+    mesh: Mesh, value: torch.Tensor, dims: tuple[int, ...], names: list[str]
+) -> tuple[int, dict[int, Any]]:
+    """Send each rank its shard, ranks with the same one together.
+
+    Returns:
+        The number under which all have it, and the shards by rank.
+    """
     region, view = mesh._region, mesh._view
     engine, extent = view.engine, region.extent
     operations: Any = view.operations
     number = -1
+    parts: dict[int, Any] = {}
     with engine.lock:
         for rank in range(len(region)):
             point = extent.point(rank)
@@ -276,11 +331,12 @@ def _send_shards(mesh: Mesh, value: torch.Tensor, dims: tuple[int, ...], names: 
                 memory_format=torch.contiguous_format
             )
             target = operations.view_at(region.slice(**{name: point[name] for name in names}))
+            parts.update(dict.fromkeys(target.ranks, part))
             if number < 0:
                 number = engine.emit(target, [PUT, -2, -1], 1, part)
             else:
                 engine.emit(target, [PUT, -2, number], 0, part)
-    return number
+    return number, parts
 
 
 def _started(extent: Extent, hosts: HostMesh | None) -> ProcMesh:

@@ -44,4 +44,6 @@ def module_to_mesh(module: nn.Module, mesh: Mesh, plan: Mapping[str, ShardingSpe
         if isinstance(tensor, nn.Parameter):
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         copies[id(tensor)] = placed
-    return copy.deepcopy(module, copies)
+    placed_module = copy.deepcopy(module, copies)
+    mesh.begin_version()
+    return placed_module

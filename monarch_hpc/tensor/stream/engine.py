@@ -16,33 +16,19 @@ from typing import Any
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.tensor_section import TensorConfig
-from monarch_hpc.core.errors import ActorDied, DeviceMeshError, MonarchError, SupervisionError
+from monarch_hpc.core.errors import ActorDied, DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.ops.meta import TensorOperations
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
-from monarch_hpc.tensor.stream.records import FIRST_TEMPLATE, FREE
+from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, is_reached
+from monarch_hpc.tensor.stream.records import FIRST_TEMPLATE, FREE, HALTED
 from monarch_hpc.tensor.stream.sites import Site, site_here
+from monarch_hpc.tensor.stream.versions import Versions
 from monarch_hpc.tensor.worker.report import OpFailure
 
-__all__ = ["Sequenced", "TensorEngine", "View"]
-
-
-class Sequenced:
-    """A frame that is not acknowledged.
-
-    Args:
-        base: sequence number of its first operation.
-        sites: the lines that issued its operations.
-    """
-
-    __slots__ = ("base", "future", "sites")
-
-    def __init__(self, base: int, sites: list[Site]) -> None:
-        self.base = base
-        self.sites = sites
-        self.future: Future[Any] | None = None
+__all__ = ["TensorEngine", "View"]
 
 
 class View:
@@ -80,11 +66,6 @@ class View:
         return self.engine.name
 
 
-def _seqs(answer: Any) -> frozenset[int]:
-    """The operations that failed on a rank."""
-    return frozenset() if isinstance(answer, BaseException) else frozenset(failure[0] for failure in answer)
-
-
 class TensorEngine:
     """Issues records to the workers of one mesh of procs; for any thread.
 
@@ -101,6 +82,9 @@ class TensorEngine:
         view: where the frame goes.
         threshold: number of integers at which it leaves.
         next_value: number of the next value.
+        epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
+        broken: why no operation can be issued; None if they can.
+        recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
     """
 
     def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
@@ -115,7 +99,9 @@ class TensorEngine:
         self.next_value = 1
         self.views: dict[tuple[Region, bool], View] = {}
         self.failures = Failures(config.keep_errors)
-        self.broken: MonarchError | None = None
+        self.broken: DeviceMeshError | None = None
+        self.recovery: Versions | None = None
+        self.epoch = 0
         self._abort = abort
         self._base = 0
         self._templates: OrderedDict[Any, int] = OrderedDict()
@@ -134,7 +120,7 @@ class TensorEngine:
     def use(self, view: View) -> None:
         """Fill a frame for *view*; the caller holds the lock."""
         if self.broken is not None:
-            raise self.broken
+            raise self.failure()
         if self.view is not view:
             if self.ints:
                 self._send()
@@ -144,6 +130,11 @@ class TensorEngine:
         if not self.ints and not self._armed:
             self._armed = True
             self._io.call_later(self.config.flush_s, self._tick)
+
+    @property
+    def seq(self) -> int:
+        """The sequence number of the next operation."""
+        return self._base + len(self.sites)
 
     def emit(self, view: View, record: list[int], num_values: int = 0, obj: Any = None, depth: int = 2) -> int:
         """Add one record; return the number of its first result.
@@ -226,7 +217,12 @@ class TensorEngine:
         try:
             self._armed = False
             if self.ints and self.broken is None:
-                self._send(waits=False)
+                assert self.view is not None
+                self._armed = not is_reached(self.view.workers)
+                if not self._armed:
+                    self._send(waits=False)
+                else:  # to connect again would take a wait, which the program does when it reads
+                    self._io.call_later(self.config.flush_s, self._tick)
         finally:
             self.lock.release()
 
@@ -238,8 +234,8 @@ class TensorEngine:
     def _send(self, *, waits: bool = True) -> None:
         view, sites, data = self.view, self.sites, array("q", self.ints).tobytes()
         assert view is not None
-        frame = Sequenced(self._base, sites)
-        arguments = self._base, self._specs, self._objects, data, view.mesh
+        frame = Sequenced(self._base, sites, self.epoch)
+        arguments = self._base, self._specs, self._objects, data, view.mesh, self.epoch
         self._base += len(sites)
         self.ints, self.sites, self._specs, self._objects = [], [], [], []
         self._num_unacked += len(sites)
@@ -262,15 +258,23 @@ class TensorEngine:
 
     def _acknowledge(self, frame: Sequenced, view: View, done: Future[Any]) -> None:
         """Note the answers to a frame; on the driver."""
+        if frame.epoch != self.epoch:
+            return
+        halted: tuple[int, str] | None = None
         for rank, (_, answer) in zip(view.ranks, done.result(), strict=True):
             if isinstance(answer, BaseException):
                 self.lose(rank, answer)
                 continue
             failed: list[OpFailure] = answer
             for failure in failed:
+                if failure[0] == HALTED:
+                    halted = rank, failure[3]
+                    continue
                 self.failures.add(FailedOp(rank, frame.sites[failure[0] - frame.base], failure))
-        if view.mesh and len({_seqs(answer) for _, answer in done.result()}) > 1:
+        if view.mesh and len({failed_seqs(answer) for _, answer in done.result()}) > 1:
             self._part(view, done)
+        if halted is not None:
+            self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
         if not self._frames:
@@ -286,7 +290,7 @@ class TensorEngine:
             (rank, failure)
             for rank, answer in zip(view.ranks, reports, strict=True)
             for failure in answer
-            if failure[0] not in alike
+            if failure[0] not in alike and failure[0] != HALTED
         )
         self._end("diverged", rank, f"it failed in {failure[1]}, and others did not: {failure[2]}: {failure[3]}")
 
@@ -305,12 +309,14 @@ class TensorEngine:
             if frame.base <= root < frame.base + len(frame.sites) and frame.future is not None:
                 frame.future.exception()
         if self.broken is not None:
-            return self.broken
+            return self.failure()
+        if root < 0:
+            return DeviceMeshError(self.name, "lost", -1, "a value made since could not be kept when it was healed")
         return self.failures.take(root)
 
     def error_of_unread(self, root: int) -> Exception | None:
         """The exception of a failed operation, unless it was raised already."""
-        return self.error_of(root) if self.failures.is_unread(root) or self.site_of(root) is not None else None
+        return self.error_of(root) if root < 0 or self.failures.is_unread(root) or self.site_of(root) else None
 
     def wait(self) -> None:
         """Wait until all ranks have executed what was issued.
@@ -326,7 +332,9 @@ class TensorEngine:
             # Its callback may still run, on the thread that drives the I/O.
             self._io.wait(partial(self._is_gone, future), None)
         if self.broken is not None:
-            raise self.broken
+            raise self.failure()
+        if self.recovery is not None:
+            self.recovery.release_all()
 
     def _is_gone(self, seen: Future[Any]) -> bool:
         return not self._frames or self._frames[0].future is not seen
@@ -358,6 +366,33 @@ class TensorEngine:
             self._end("torn", rank, str(cause))
         assert self.broken is not None
         self.broken.__cause__ = error
+
+    def suspect(self, rank: int, cause: str) -> None:
+        """Note that *rank* executes nothing more, because others may have left it."""
+        if self.broken is None:
+            self._end("diverged", rank, cause)
+
+    def failure(self) -> DeviceMeshError:
+        """Why the mesh cannot go on; where this thread may wait, as a fact, for which the ranks are asked."""
+        if self.recovery is not None and not self._io.driving:
+            self.recovery.settle()
+        assert self.broken is not None
+        return self.broken
+
+    def mended(self) -> None:
+        """Go on after a failure: what was under way is dropped, and will not be acknowledged."""
+        with self.lock:
+            self.ints, self.sites, self._objects = [], [], []
+            self._frames.clear()
+            self._num_unacked = 0
+            self.failures.forgive()
+            self.threshold = self.config.first_frame_ints
+            self.broken = None
+
+    def specs(self) -> dict[int, Any]:
+        """All templates by number; those that were not sent yet need not be sent."""
+        self._specs = []
+        return dict(self._spec_of)
 
     def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
         self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)

@@ -16,10 +16,12 @@ __all__ = [
     "ALIAS",
     "BACKWARD",
     "CALL",
+    "COMMIT",
     "DTYPES",
     "FIRST_TEMPLATE",
     "FREE",
     "GET_GRAD",
+    "HALTED",
     "LEND",
     "NO_GRAD",
     "PUT",
@@ -60,7 +62,12 @@ CALL = 9
 """``CALL, object, first result, count, argument...``; the object is a `CallRequest`."""
 LEND = 10
 """``LEND, value, token``; a copy for an actor. Tokens are numbers like those of results: they grow."""
+COMMIT = 15
+"""``COMMIT, version, number of the next value``; a barrier of all ranks."""
 FIRST_TEMPLATE = 16
+
+HALTED = -1
+"""Stands for the operation in the report of a rank that has executed nothing, or not all."""
 
 DTYPES = (
     "float32",

@@ -20,6 +20,7 @@ from monarch_hpc.tensor.stream.records import (
     TransferSpec,
 )
 from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 from monarch_hpc.wire.serializer import loads
 
@@ -61,7 +62,9 @@ class Execution:
 
     Args:
         rank: rank in the mesh of procs.
+        values: its values.
         groups: the process groups of this rank.
+        healing: what is done for commits, and in a heal.
         lend: takes a token and a copy of a value, for an actor of this proc.
 
     Attributes:
@@ -69,14 +72,17 @@ class Execution:
         sharding: how operators run in the frame that is executed; None where each rank has values of its own.
     """
 
-    def __init__(self, rank: int, groups: Groups, lend: Callable[[int, Any], None]) -> None:
-        self.values = Values()
+    def __init__(
+        self, rank: int, values: Values, groups: Groups, healing: RankHealing, lend: Callable[[int, Any], None]
+    ) -> None:
+        self.values = values
         self.templates: dict[int, Any] = {}
         self.described: dict[int, Any] = {}
         self.sharding: Any = None
         self._rank = rank
         self._groups = groups
         self._lend = lend
+        self.healing = healing
         self._kept: dict[int, tuple[torch.Tensor, int]] = {}  # copies within this rank, by tag
 
     def begin(self, a: list[int], i: int, seq: int, objects: list[Any]) -> RecordStep:
@@ -115,6 +121,8 @@ class Execution:
                 written: list[int] = []
                 run = partial(self._call, request, first, refs, written)
                 return RecordStep(request.name, 4 + len(refs), run, results, written)
+            case records.COMMIT:
+                return RecordStep("commit", 3, partial(self.healing.commit, a[i + 1], a[i + 2]))
             case number:
                 return self._begin_spec(self.templates[number], a, i, seq)
 
@@ -142,6 +150,7 @@ class Execution:
 
     def _backward(self, loss: int, gradient: int, retain: bool, leaves: list[int], seq: int) -> None:
         values = self.values
+        self.healing.journal.effects += 1
         try:
             values.check((loss, gradient))
             torch._C._set_grad_enabled(True)
@@ -174,7 +183,10 @@ class Execution:
 
     def _require_grad(self, leaf: int, flag: bool) -> None:
         self.values.check((leaf,))
-        self.values[leaf].requires_grad_(flag)
+        value = self.values[leaf]
+        if value.requires_grad is not flag:
+            self.healing.journal.on_undo(partial(value.requires_grad_, not flag))
+        value.requires_grad_(flag)
 
     def _set_data(self, target: int, value: int) -> None:
         self.values.check((target, value))
@@ -208,15 +220,20 @@ class Execution:
         tensors = {number: value for number in refs if isinstance(value := self.values[number], torch.Tensor)}
         versions = {number: tensor._version for number, tensor in tensors.items()}
         try:
-            self._call_function(request, first)
+            self._call_function(request, first, refs)
+            if any(tensor._version != versions[number] for number, tensor in tensors.items()):
+                self.healing.journal.effects += 1
         except BaseException:
             written += [number for number, tensor in tensors.items() if tensor._version != versions[number]]
             raise
 
-    def _call_function(self, request: CallRequest, first: int) -> None:
+    def _call_function(self, request: CallRequest, first: int, refs: list[int]) -> None:
         values = self.values
         loaded: Any = loads(request.packed, request.buffers)
         function = _imported(loaded[0]) if isinstance(loaded[0], str) else loaded[0]
+        own = isinstance(loaded[0], str) and loaded[0].startswith(SHARDED_CALLS)
+        if self.sharding is not None and not own:
+            self.healing.journal.save_all(refs)  # nobody knows which of them it writes to
         args, kwargs = _with_values(loaded[1:], values)
         torch._C._set_grad_enabled(request.grad)
         result = function(*args, **kwargs)
@@ -225,7 +242,7 @@ class Execution:
             return
         leaves, tree = tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if self.sharding is not None and not (isinstance(loaded[0], str) and loaded[0].startswith(SHARDED_CALLS)):
+        if self.sharding is not None and not own:
             self.sharding.check_results(tensors)
         if request.num_outs >= 0 and len(tensors) != request.num_outs:
             raise RuntimeError(

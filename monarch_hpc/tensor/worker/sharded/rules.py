@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from monarch_hpc.tensor.worker.healing.journal import Journal
 from monarch_hpc.tensor.worker.sharded.trusted import REGULAR, TRUSTED
 
 __all__ = ["ShardedOps", "is_refusal", "is_regular"]
@@ -70,6 +71,10 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         mesh: the device mesh.
         seed: of the random numbers, which are those of one process: each rank draws all of them.
         trusts: tells whether DTensor's rule of an operator is used, given `is_regular`; for the sweep.
+
+    Attributes:
+        random_state: of the random numbers; replaced at each draw.
+        journal: is told of writes and draws; None in the sweep.
     """
 
     def __init__(self, mesh: Any, seed: int, trusts: Callable[[str, bool], bool] | None = None) -> None:
@@ -77,11 +82,14 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self.mesh = mesh
         self.replicated = (Replicate(),) * mesh.ndim
         self._trusts = trusts or _is_trusted
-        self.seed(seed)
+        self.journal: Journal | None = None
+        self.random_state = _state_of(seed)
 
     def seed(self, seed: int) -> None:
         """Restart the random numbers."""
-        self._random_state = torch.Generator().manual_seed(seed).get_state()
+        if self.journal is not None:
+            self.journal.effects += 1
+        self.random_state = _state_of(seed)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -92,6 +100,8 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         copied = [tensor for tensor in tensors if "_copied_at" in tensor.__dict__]
         if copied:
             _check_copies(op, traits, args, kwargs, copied)
+        if traits.written and self.journal is not None:
+            self.journal.save(_written(traits, args, kwargs))
         if traits.random:
             return self._random(op, traits, args, kwargs)
         through = copied and any(one is tensor for one in _written(traits, args, kwargs) for tensor in copied)
@@ -116,11 +126,13 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     @contextmanager
     def _random_numbers(self) -> Iterator[None]:
         saved = torch.get_rng_state()
-        torch.set_rng_state(self._random_state)
+        torch.set_rng_state(self.random_state)
         try:
             yield
         finally:
-            self._random_state = torch.get_rng_state()
+            self.random_state = torch.get_rng_state()
+            if self.journal is not None:
+                self.journal.effects += 1
             torch.set_rng_state(saved)
 
     # ---- whole tensors ----
@@ -217,6 +229,10 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             ),
             result,
         )
+
+
+def _state_of(seed: int) -> torch.Tensor:
+    return torch.Generator().manual_seed(seed).get_state()
 
 
 def _is_trusted(name: str, regular: bool) -> bool:

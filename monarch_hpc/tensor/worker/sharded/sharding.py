@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.sharded.calls import entered, settled_grad
-from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh
+from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh, replace_groups
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 
 __all__ = ["Sharding"]
@@ -24,20 +24,28 @@ class Sharding:
         spec: the mesh.
         rank: this rank.
         groups: the process groups of this rank.
+
+    Attributes:
+        ops: how operators run.
     """
 
     def __init__(self, spec: MeshSpec, rank: int, groups: Groups) -> None:
         ranks = torch.tensor(spec.ranks).reshape(spec.sizes)
-        self._ops = ShardedOps(make_device_mesh(ranks, spec.names, rank, str(spec.key), groups.of), spec.seed)
+        self._key, self._groups = str(spec.key), groups
+        self.ops = ShardedOps(make_device_mesh(ranks, spec.names, rank, self._key, groups.of), spec.seed)
         self.settled_grad = settled_grad
+
+    def rejoin(self) -> None:
+        """Replace the process groups, of which the tensors here go on to use the names."""
+        replace_groups(self.ops.mesh, self._key, self._groups.of)
 
     def entered(self) -> AbstractContextManager[None]:
         """Run a frame."""
-        return entered(self._ops)
+        return entered(self.ops)
 
     def wrap(self, value: torch.Tensor) -> DTensor:
         """The tensor of which each rank has the whole."""
-        return self._ops.wrap(value)
+        return self.ops.wrap(value)
 
     def check_results(self, tensors: list[Any]) -> None:
         """Refuse tensors of this rank alone among the results of a function.
