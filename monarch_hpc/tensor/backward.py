@@ -7,8 +7,8 @@ from typing import Any
 
 from monarch_hpc.tensor.ops.meta import GraphConversion, GraphLeaf, GraphTransfer
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import BACKWARD, GET_GRAD, NO_GRAD
+from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["issue_backward", "leaves_of"]
 
@@ -53,6 +53,8 @@ def _issue(root: MeshTensor, gradient: MeshTensor | None, retain_graph: bool, re
     leaves = reached.leaves
     head = [BACKWARD, root._h.number, gradient._h.number if gradient is not None else 0, int(retain_graph)]
     view.engine.emit(on, [*head, len(leaves), *(leaf.number for leaf in leaves)], depth=4)
+    if view.engine.recovery is not None:
+        view.engine.recovery.note_backward([leaf for leaf in leaves if leaf.__class__ is GraphLeaf])
     for leaf in leaves:
         if view.engine.recorder is not None:
             view.engine.recorder.note_leaf(leaf)

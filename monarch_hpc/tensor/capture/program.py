@@ -15,9 +15,9 @@ from monarch_hpc.tensor.capture.recording import CannotCapture, difference_of
 from monarch_hpc.tensor.capture.results import Results
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import FREE, OptimizerSpec, ProgramSpec
 from monarch_hpc.tensor.stream.sites import Site, line_of
+from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["CapturedProgram", "check_alike"]
 
@@ -117,6 +117,7 @@ class CapturedProgram:
         self._spec, self.sites = _compile(recording, num_formals, specs)
         self.ops = recording.ops
         self._key = object()
+        self._epoch = view.engine.epoch
 
     @property
     def num_ops(self) -> int:
@@ -127,7 +128,8 @@ class CapturedProgram:
         """Whether a replay does what the function would do."""
         with torch._C.DisableTorchFunction():  # a mode would see each question to a tensor
             return (
-                self._guards.hold()
+                self._epoch == self._view.engine.epoch  # no heal has ended it
+                and self._guards.hold()
                 and all(leaf.has_grad is had for leaf, had, _ in self._leaves)
                 and all(optimizer.is_unchanged() for optimizer in self._optimizers)
             )
@@ -171,6 +173,8 @@ class CapturedProgram:
     def forget(self) -> None:
         """Have the ranks forget it."""
         view, engine = self._view, self._view.engine
+        if self._epoch != engine.epoch:
+            return
         with engine.lock:
             template = engine.template(self._key, lambda: self._spec, view)
             engine.emit(view, [template, 0, *[0] * (self._spec.num_formals + self._spec.num_floats)])

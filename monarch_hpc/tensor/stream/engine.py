@@ -16,74 +16,19 @@ from typing import Any
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.sections.tensor import TensorConfig
-from monarch_hpc.core.errors import ActorDied, DeviceMeshError, MonarchError, SupervisionError
+from monarch_hpc.core.errors import ActorDied, DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
-from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.tensor.ops.meta import TensorOperations
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
-from monarch_hpc.tensor.stream.records import FIRST_TEMPLATE, FREE
+from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, first_to_differ, is_reached
+from monarch_hpc.tensor.stream.records import FIRST_TEMPLATE, FREE, HALTED, ProgramSpec
 from monarch_hpc.tensor.stream.sites import Site, site_here
+from monarch_hpc.tensor.stream.versions import Versions
+from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.worker.report import OpFailure
 
-__all__ = ["Sequenced", "TensorEngine", "View"]
-
-
-class Sequenced:
-    """A frame that is not acknowledged.
-
-    Args:
-        base: sequence number of its first operation.
-        sites: the lines that issued its operations.
-    """
-
-    __slots__ = ("base", "future", "sites")
-
-    def __init__(self, base: int, sites: list[Site]) -> None:
-        self.base = base
-        self.sites = sites
-        self.future: Future[Any] | None = None
-
-
-class View:
-    """Ranks of an engine on which tensors live, and the actors there.
-
-    Args:
-        engine: the engine of the procs.
-        region: the ranks, in the mesh of procs.
-        workers: their workers.
-        operations: what is done with tensors of this view.
-
-    Attributes:
-        dead: numbers of values to free.
-        entries: what is known of operations by cache key, see `tensor.ops.dispatch`.
-        mesh: number of the template that describes a mesh with sharded tensors; 0 if each rank has values of its own.
-    """
-
-    __slots__ = ("__weakref__", "dead", "engine", "entries", "mesh", "operations", "ranks", "region", "workers")
-
-    def __init__(
-        self, engine: TensorEngine, region: Region, workers: ActorMesh[Any], operations: TensorOperations
-    ) -> None:
-        self.engine = engine
-        self.region = region
-        self.workers = workers
-        self.operations = operations
-        self.dead: deque[int] = deque()
-        self.entries: dict[tuple[Any, ...], Any] = {}
-        self.mesh = 0
-        self.ranks = tuple(region.base_ranks())
-
-    @property
-    def name(self) -> str:
-        """The mesh of procs in messages."""
-        return self.engine.name
-
-
-def _seqs(answer: Any) -> frozenset[int]:
-    """The operations that failed on a rank."""
-    return frozenset() if isinstance(answer, BaseException) else frozenset(failure[0] for failure in answer)
+__all__ = ["TensorEngine"]
 
 
 class TensorEngine:
@@ -104,6 +49,10 @@ class TensorEngine:
         next_value: number of the next value.
         recorder: takes each frame that is sent while a step is captured.
         site_log: collects the lines of all frames, with the number of the first operation; None if nobody asks.
+        epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
+        broken: why no operation can be issued; None if they can.
+        recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
+        unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
     """
 
     def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
@@ -118,9 +67,12 @@ class TensorEngine:
         self.next_value = 1
         self.views: dict[tuple[Region, bool], View] = {}
         self.failures = Failures(config.keep_errors)
-        self.broken: MonarchError | None = None
+        self.broken: DeviceMeshError | None = None
         self.recorder: FrameRecorder | None = None
         self.site_log: list[tuple[int, list[Site]]] | None = None
+        self.recovery: Versions | None = None
+        self.unhealable = ""
+        self.epoch = 0
         self._abort = abort
         self._base = 0
         self._templates: OrderedDict[Any, int] = OrderedDict()
@@ -145,7 +97,7 @@ class TensorEngine:
     def use(self, view: View) -> None:
         """Fill a frame for *view*; the caller holds the lock."""
         if self.broken is not None:
-            raise self.broken
+            raise self.failure()
         if self.view is not view:
             if self.ints:
                 self._send()
@@ -257,7 +209,12 @@ class TensorEngine:
         try:
             self._armed = False
             if self.ints and self.broken is None:
-                self._send(waits=False)
+                assert self.view is not None
+                self._armed = not is_reached(self.view.workers)
+                if not self._armed:
+                    self._send(waits=False)
+                else:  # to connect again would take a wait, which the program does when it reads
+                    self._io.call_later(self.config.flush_s, self._tick)
         finally:
             self.lock.release()
 
@@ -273,8 +230,8 @@ class TensorEngine:
             self.recorder.add(view, self.ints, self._objects, sites)
         if self.site_log is not None:
             self.site_log.append((self._base, sites))
-        frame = Sequenced(self._base, sites)
-        arguments = self._base, self._specs, self._objects, data, view.mesh
+        frame = Sequenced(self._base, sites, self.epoch)
+        arguments = self._base, self._specs, self._objects, data, view.mesh, self.epoch
         self._base += len(sites)
         self.ints, self.sites, self._specs, self._objects = [], [], [], []
         self._num_unacked += len(sites)
@@ -297,15 +254,23 @@ class TensorEngine:
 
     def _acknowledge(self, frame: Sequenced, view: View, done: Future[Any]) -> None:
         """Note the answers to a frame; on the driver."""
+        if frame.epoch != self.epoch:
+            return
+        halted: tuple[int, str] | None = None
         for rank, (_, answer) in zip(view.ranks, done.result(), strict=True):
             if isinstance(answer, BaseException):
                 self.lose(rank, answer)
                 continue
             failed: list[OpFailure] = answer
             for failure in failed:
+                if failure[0] == HALTED:
+                    halted = rank, failure[3]
+                    continue
                 self.failures.add(FailedOp(rank, frame.sites[failure[0] - frame.base], failure))
-        if view.mesh and len({_seqs(answer) for _, answer in done.result()}) > 1:
+        if view.mesh and len({failed_seqs(answer) for _, answer in done.result()}) > 1:
             self._part(view, done)
+        if halted is not None:
+            self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
         if not self._frames:
@@ -316,13 +281,7 @@ class TensorEngine:
         reports = [answer for _, answer in done.result()]
         if self.broken is not None or any(isinstance(answer, BaseException) for answer in reports):
             return
-        alike = frozenset.intersection(*(frozenset(failure[0] for failure in answer) for answer in reports))
-        rank, failure = next(
-            (rank, failure)
-            for rank, answer in zip(view.ranks, reports, strict=True)
-            for failure in answer
-            if failure[0] not in alike
-        )
+        rank, failure = first_to_differ(view.ranks, reports)
         self._end("diverged", rank, f"it failed in {failure[1]}, and others did not: {failure[2]}: {failure[3]}")
 
     # ---- reads and ends ----
@@ -340,12 +299,14 @@ class TensorEngine:
             if frame.base <= root < frame.base + len(frame.sites) and frame.future is not None:
                 frame.future.exception()
         if self.broken is not None:
-            return self.broken
+            return self.failure()
+        if root < 0:
+            return DeviceMeshError(self.name, "lost", -1, "a value made since could not be kept when it was healed")
         return self.failures.take(root)
 
     def error_of_unread(self, root: int) -> Exception | None:
         """The exception of a failed operation, unless it was raised already."""
-        return self.error_of(root) if self.failures.is_unread(root) or self.site_of(root) is not None else None
+        return self.error_of(root) if root < 0 or self.failures.is_unread(root) or self.site_of(root) else None
 
     def wait(self) -> None:
         """Wait until all ranks have executed what was issued.
@@ -361,7 +322,9 @@ class TensorEngine:
             # Its callback may still run, on the thread that drives the I/O.
             self._io.wait(partial(self._is_gone, future), None)
         if self.broken is not None:
-            raise self.broken
+            raise self.failure()
+        if self.recovery is not None:
+            self.recovery.release_all()
 
     def _is_gone(self, seen: Future[Any]) -> bool:
         return not self._frames or self._frames[0].future is not seen
@@ -393,6 +356,40 @@ class TensorEngine:
             self._end("torn", rank, str(cause))
         assert self.broken is not None
         self.broken.__cause__ = error
+
+    def suspect(self, rank: int, cause: str) -> None:
+        """Note that *rank* executes nothing more, because others may have left it."""
+        if self.broken is None:
+            self._end("diverged", rank, cause)
+
+    def failure(self) -> DeviceMeshError:
+        """Why the mesh cannot go on; where this thread may wait, as a fact, for which the ranks are asked."""
+        if self.recovery is not None and not self._io.driving:
+            self.recovery.settle()
+        assert self.broken is not None
+        return self.broken
+
+    def mended(self) -> None:
+        """Go on after a failure: what was under way is dropped, and will not be acknowledged."""
+        with self.lock:
+            self.ints, self.sites, self._objects = [], [], []
+            self._frames.clear()
+            self._num_unacked = 0
+            self.failures.forgive()
+            self.threshold = self.config.first_frame_ints
+            self.broken = None
+
+    def forfeit(self, what: str) -> None:
+        """Keep no versions from here on: ranks hold *what*, which no version includes."""
+        with self.lock:
+            self.unhealable, self.recovery = self.unhealable or what, None
+
+    def specs(self) -> dict[int, Any]:
+        """All templates by number but captured steps, which end here; those that were not sent yet need not be."""
+        for key in [key for key, number in self._templates.items() if isinstance(self._spec_of[number], ProgramSpec)]:
+            self.forget(key)
+        self._specs = []
+        return dict(self._spec_of)
 
     def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
         self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)

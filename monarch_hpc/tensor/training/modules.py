@@ -18,8 +18,8 @@ from monarch_hpc.tensor.ops.infer import autocasts, tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import contiguous_strides
-from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import ModulePlan, Ref
+from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.training.calls import Issued, held
 
 __all__ = ["RemoteModule", "remote_module"]
@@ -175,6 +175,7 @@ def remote_module(
         shell = copy.deepcopy(module).to("meta")
         built = Issued("modules.build", [module, plan], [], -2)
     number = built.issue(view)
+    view.engine.forfeit("a module lives on its ranks, whose state is on no other rank")
     named: dict[str, torch.Tensor] = dict(module.named_parameters())
     named_buffers = dict(module.named_buffers())
     num = len(named) + len(named_buffers)

@@ -15,8 +15,8 @@ from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.remote_functions import Remote
-from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import TRAINING_CALLS, Ref
+from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.training.calls import Issued, held
 
 __all__ = ["RemoteOptimizer"]
@@ -67,6 +67,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             for own, group in zip(self._sent, self.param_groups, strict=True)
         ]
         number = Issued("optimizers.build", [cls, groups, options], self._numbers, -2).issue(view)
+        view.engine.forfeit("an optimizer lives on its ranks, whose state is on no other rank")
         self._holder = held(number, view)
         self._own = [number, *self._numbers]
         self._step = Issued("optimizers.step", [Ref(number), []], self._own, 0, grads="read")
