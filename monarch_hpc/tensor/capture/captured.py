@@ -116,7 +116,7 @@ class Captured(Generic[P, R]):
         view = self._view
         if view.engine.recorder is not None:  # a part of another captured function
             return self._function(*args, **kwargs)
-        if view.engine.recovery is not None:
+        if view.mesh and view.engine.recovery is not None:
             self._why = _VERSIONS
             return self._function(*args, **kwargs)
         leaves, tree = _flattened(args, kwargs)

@@ -304,10 +304,13 @@ class Mesh:
         from monarch_hpc.tensor.training.checkpoint import load
 
         view = self._view
-        if view.engine.recovery is not None:
-            view.engine.recovery.note_change()
+        engine = view.engine
+        if engine.recovery is not None:
+            engine.recovery.note_change()
         loaded = load(view, state, path)
-        self.begin_version()
+        if engine.recovery is not None:
+            self.begin_version()
+            engine.wait()
         return loaded
 
     # ---- ranks that die ----

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from monarch_hpc import HostMesh, ProcMesh
-from monarch_hpc.distributed import Mesh, distribute, heal_mesh, module_to_mesh
+from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, heal_mesh, module_to_mesh
 from monarch_hpc.exceptions import DeviceMeshError
+from monarch_hpc.tensor import inspect
 from tests.system.support.controlling import settle
 
 STEPS = 6
@@ -104,7 +105,8 @@ class Training:
 
     def state(self) -> list[torch.Tensor]:
         """All parameters, buffers, and what the optimizer keeps."""
-        moments = [one for state in self.optimizer.state.values() for one in state.values()]
+        states = [self.optimizer.state.get(param, {}) for param in self.model.parameters()]
+        moments = [state[name] for state in states for name in sorted(state)]
         tensors = [*self.model.parameters(), *self.model.buffers(), *moments]
         return [one.full_tensor().detach() if hasattr(one, "_h") else one.clone() for one in tensors]
 
@@ -215,3 +217,95 @@ def test_a_parameter_of_which_nobody_has_a_copy_is_lost(hosts: HostMesh, procs: 
         heal_mesh(mesh)
     assert (caught.value.kind, caught.value.rank) == ("lost", 1)
     mesh.stop()
+
+
+def _with_module(mesh: Mesh) -> None:
+    module_to_mesh(nn.Linear(4, 2), mesh, remote=True)
+
+
+def _with_optimizer(mesh: Mesh) -> None:
+    RemoteOptimizer(torch.optim.SGD, [mesh.zeros(4, requires_grad=True)], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"), [(_with_module, "a module lives"), (_with_optimizer, "an optimizer lives")]
+)
+def test_what_lives_on_the_ranks_is_in_no_version_and_not_healed(
+    mesh: Mesh, prepare: Callable[[Mesh], None], why: str
+) -> None:
+    mesh.commit()
+    prepare(mesh)
+    assert mesh.version == -1
+    with pytest.raises(TypeError, match=why):
+        mesh.commit()
+    x = distribute(torch.ones(8), mesh, ["dp"])
+    _die(mesh, 3)
+    with pytest.raises(DeviceMeshError, match="load the last checkpoint") as died:
+        _read_until_lost(x)
+    assert died.value.kind == "died"
+    with pytest.raises(DeviceMeshError, match=rf"{why} .*: load the last checkpoint") as refused:
+        heal_mesh(mesh)
+    assert (refused.value.kind, refused.value.rank) == ("lost", died.value.rank)
+
+
+def test_a_mesh_without_versions_is_not_healed(mesh: Mesh) -> None:
+    bare = Mesh(procs=mesh.procs, commit=False)
+    x = distribute(torch.ones(8), bare, ["dp"])
+    assert bare.version == -1
+    _die(bare, 3)
+    with pytest.raises(DeviceMeshError):
+        _read_until_lost(x)
+    with pytest.raises(DeviceMeshError, match=r"commit=False.*load the last checkpoint"):
+        heal_mesh(bare)
+
+
+def test_a_loaded_checkpoint_is_a_version_and_others_are_saved_after_a_heal(mesh: Mesh, tmp_path: Path) -> None:
+    training = Training(mesh)
+    parts = {"model": training.model, "optimizer": training.optimizer}
+    training.step(*training.batches[0])
+    mesh.save(parts, tmp_path / "before")
+    saved = training.state()
+    training.step(*training.batches[1])
+    mesh.load(parts, tmp_path / "before")
+    _die(mesh, 3)
+    with pytest.raises(DeviceMeshError):
+        training.step_until_lost()
+    heal_mesh(mesh)
+    assert all(map(torch.equal, training.state(), saved))
+    mesh.save(parts, tmp_path / "after")
+    training.step(*training.batches[1])
+    mesh.load(parts, tmp_path / "after")
+    assert all(map(torch.equal, training.state(), saved))
+
+
+def test_what_was_loaded_into_a_part_without_a_copy_is_lost(mesh: Mesh, tmp_path: Path) -> None:
+    x = distribute(torch.zeros(8), mesh, [("dp", "tp")])
+    mesh.save({"x": distribute(torch.ones(8), mesh)}, tmp_path / "ones")
+    mesh.load({"x": x}, tmp_path / "ones")
+    _die(mesh, 3)
+    with pytest.raises(DeviceMeshError):
+        _read_until_lost(x)
+    with pytest.raises(DeviceMeshError, match="load the last checkpoint") as lost:
+        heal_mesh(mesh)
+    assert lost.value.kind == "lost"
+
+
+def test_captured_steps_run_as_written_where_there_are_versions_and_end_with_a_heal(mesh: Mesh) -> None:
+    x = distribute(torch.ones(8), mesh, ["dp"])
+    mesh.commit()
+    step = mesh.capture(lambda tensor: tensor + 1)
+    assert [step(x).full_tensor().sum().item() for _ in range(4)] == [16.0] * 4
+    assert step.num_replays == 0
+    assert "commit=False" in step.reason
+    with mesh.procs.activate():
+        own = mesh.procs.capture(lambda tensor: tensor * 2)
+        for _ in range(4):
+            own(torch.ones(3))
+        assert own.num_replays == 2
+        _die(mesh, 3)
+        with pytest.raises(DeviceMeshError):
+            _read_until_lost(x)
+        heal_mesh(mesh)
+        for _ in range(4):
+            assert inspect(own(torch.ones(3))).tolist() == [2.0] * 3
+    assert own.num_replays == 4
