@@ -18,7 +18,7 @@ from monarch_hpc.tensor.opening import sharded_view_of, view_of
 from monarch_hpc.tensor.operations import coordinate
 from monarch_hpc.tensor.ops.dispatch import dispatch
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
-from monarch_hpc.tensor.stream.view import View
+from monarch_hpc.tensor.stream.engine import View
 
 __all__ = ["activate", "active_view", "capture_on", "compile", "no_mesh", "rank_tensor", "rank_tensors", "sync"]
 

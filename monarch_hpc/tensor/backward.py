@@ -7,8 +7,8 @@ from typing import Any
 
 from monarch_hpc.tensor.ops.meta import GraphConversion, GraphLeaf, GraphTransfer
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import BACKWARD, GET_GRAD, NO_GRAD
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["issue_backward", "leaves_of"]
 

@@ -22,10 +22,9 @@ from monarch_hpc.tensor.healing.recovery import Recovery
 from monarch_hpc.tensor.operations import MeshOperations
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.operations import ShardedOperations
-from monarch_hpc.tensor.stream.engine import TensorEngine
+from monarch_hpc.tensor.stream.engine import TensorEngine, View
 from monarch_hpc.tensor.stream.frames import is_reached
 from monarch_hpc.tensor.stream.records import MeshSpec
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.worker.actor import TensorWorker, WorkerSettings
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.transport.address import parse_address
@@ -71,7 +70,7 @@ class _Opened:
             workers = self._workers._viewing(region)
             view = View(self.engine, region, workers, self._sharded)
             spec = MeshSpec(self.engine.key, region.extent.names, region.extent.shape, view.ranks, torch.initial_seed())
-            view.mesh = self.engine.define(("mesh", region), lambda: spec)
+            view.mesh = self.engine.templates.define(("mesh", region), lambda: spec)
             self.engine.views[region, True] = view
         return view
 

@@ -8,10 +8,10 @@ from typing import Any
 from monarch_hpc.actor.future import Future
 from monarch_hpc.core.errors import DeviceMeshError
 from monarch_hpc.core.shape import Point
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.holdings import Reply
-from monarch_hpc.tensor.stream.view import View
 
-__all__ = ["answer_of", "check_readable", "read_values", "recalled"]
+__all__ = ["answer_of", "check_readable", "read_values", "reread"]
 
 
 def answer_of(view: View, reply: Reply, expected: int = 0) -> Any:
@@ -85,7 +85,7 @@ def read_values(
                 raise view.engine.failure()
             values = answer_of(view, replies[0], expected)
         except DeviceMeshError:
-            found = recalled(view, source, expected, only_read=only_read)
+            found = reread(view, source, expected, only_read=only_read)
             if found is None:
                 raise
             values = [found]
@@ -95,9 +95,9 @@ def read_values(
     return future
 
 
-def recalled(view: View, source: int, expected: int, *, only_read: bool) -> Any:
+def reread(view: View, source: int, expected: int, *, only_read: bool) -> Any:
     """The value of a tensor of a broken mesh, if the step that it is of is done all the same; else None."""
     recovery = view.engine.recovery
     if recovery is None or not source or view.engine.broken is None:
         return None
-    return recovery.recall(source, expected, only_read=only_read)
+    return recovery.reread(source, expected, only_read=only_read)

@@ -17,8 +17,8 @@ from monarch_hpc.tensor.ops.infer import tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.reading import answer_of, check_readable
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, CallRequest, Ref
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.wire.frames import copy_of
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import dumps

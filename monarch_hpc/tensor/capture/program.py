@@ -15,9 +15,9 @@ from monarch_hpc.tensor.capture.recording import CannotCapture, difference_of
 from monarch_hpc.tensor.capture.results import Results
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import FREE, OptimizerSpec, ProgramSpec
 from monarch_hpc.tensor.stream.sites import Site, line_of
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["CapturedProgram", "check_alike"]
 
@@ -179,7 +179,7 @@ class CapturedProgram:
             template = engine.template(self._key, lambda: self._spec, view)
             engine.emit(view, [template, 0, *[0] * (self._spec.num_formals + self._spec.num_floats)])
             engine.flush()
-            engine.forget(self._key)
+            engine.templates.forget(self._key)
 
 
 def _compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.tensor.stream.holdings import Status
+from monarch_hpc.tensor.stream.holdings import RankStatus
 
 __all__ = ["Position", "TornError", "decide", "obstacle_to_repeating"]
 
@@ -14,7 +14,7 @@ class TornError(Exception):
     """Ranks are at versions that the protocol excludes."""
 
 
-def decide(statuses: Mapping[int, Status], known: int) -> int:
+def decide(statuses: Mapping[int, RankStatus], known: int) -> int:
     """The version at which the mesh goes on: the newest that any rank has reached, or has reported before it died.
 
     Args:

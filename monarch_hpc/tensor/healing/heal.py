@@ -12,7 +12,7 @@ from monarch_hpc.core.text.description import text_of
 from monarch_hpc.tensor.healing.plan import FillPlan, plan_fill, same_part
 from monarch_hpc.tensor.healing.ranks import RankLost
 from monarch_hpc.tensor.opening import recovery_of, sharded_view_of
-from monarch_hpc.tensor.stream.holdings import Held, Piece
+from monarch_hpc.tensor.stream.holdings import Held, HeldPart
 from monarch_hpc.tensor.stream.records import MeshSpec
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _attempt(recovery: Recovery, engine: Any) -> None:
     blank = list(ranks.gone)
     if not survivors:
         raise DeviceMeshError(engine.name, "lost", -1, "no rank is left that holds them")
-    specs = engine.specs()
+    specs = engine.templates.specs()
     meshes = {number: spec for number, spec in specs.items() if isinstance(spec, MeshSpec)}
     ranks.meet(list(specs.items()), sorted(meshes), (recovery.known, recovery.mark))
     held: dict[int, Held] = ranks.ask(survivors, "held")
@@ -154,7 +154,7 @@ def _check_lost(engine: Any, plan: FillPlan, meshes: dict[int, MeshSpec]) -> Non
     raise DeviceMeshError(engine.name, "lost", state[0][1][0], f"{shown}{more}; load the last checkpoint")
 
 
-def _shown(piece: Piece, ranks: list[int], spec: MeshSpec) -> str:
+def _shown(piece: HeldPart, ranks: list[int], spec: MeshSpec) -> str:
     over = ", ".join(
         f"dimension {dim} over {name}" for name, dim in zip(spec.names, piece.dims, strict=True) if dim >= 0
     )
@@ -196,7 +196,7 @@ def _verify(
     Raises:
         DeviceMeshError: it is not.
     """
-    pieces: dict[int, Piece] = {}
+    pieces: dict[int, HeldPart] = {}
     for one in held.values():
         pieces.update(one.pieces)
     seen: dict[tuple[int, tuple[int, ...]], tuple[int, bytes]] = {}

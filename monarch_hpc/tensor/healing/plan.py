@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.tensor.stream.holdings import REPLICATED, Held, Piece, Transfer
+from monarch_hpc.tensor.stream.holdings import REPLICATED, Held, HeldPart, MemoryTransfer
 from monarch_hpc.tensor.stream.records import MeshSpec
 
 __all__ = ["FillPlan", "coordinates", "plan_fill", "same_part"]
@@ -26,12 +26,12 @@ class FillPlan:
         random: for each rank one that has its random numbers.
     """
 
-    transfers: list[Transfer] = field(default_factory=list)
-    pieces: dict[int, dict[int, Piece]] = field(default_factory=dict)
+    transfers: list[MemoryTransfer] = field(default_factory=list)
+    pieces: dict[int, dict[int, HeldPart]] = field(default_factory=dict)
     given: dict[int, list[int]] = field(default_factory=dict)
     failed: dict[int, dict[int, int]] = field(default_factory=dict)
     dropped: dict[int, list[int]] = field(default_factory=dict)
-    lost: dict[int, tuple[Piece, list[int]]] = field(default_factory=dict)
+    lost: dict[int, tuple[HeldPart, list[int]]] = field(default_factory=dict)
 
 
 def coordinates(spec: MeshSpec, rank: int) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def plan_fill(
     for rank in (*held, *blank):
         plan.pieces[rank], plan.given[rank], plan.failed[rank], plan.dropped[rank] = {}, [], {}, []
     _drop(held, meshes, plan)
-    pieces: dict[int, Piece] = {}
+    pieces: dict[int, HeldPart] = {}
     for one in held.values():
         pieces.update(one.pieces)
     dropped = {number for numbers in plan.dropped.values() for number in numbers}
@@ -93,7 +93,7 @@ def plan_fill(
                 if memory not in sent:
                     sent[memory] = number
                     places[memory] = len(places)
-                    plan.transfers.append(Transfer(donor, rank, number, held[donor].storages[piece.storage]))
+                    plan.transfers.append(MemoryTransfer(donor, rank, number, held[donor].storages[piece.storage]))
                 plan.pieces[rank][number] = piece._replace(storage=places[memory])
             elif rank in kept.get(number, ()) and not any_piece.written and _is_alone(number, held):
                 places[-1, number] = len(places)

@@ -10,7 +10,7 @@ from monarch_hpc.core.errors import CallTimeout, DeviceMeshError, MonarchError, 
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.stream.engine import TensorEngine
-from monarch_hpc.tensor.stream.holdings import Status
+from monarch_hpc.tensor.stream.holdings import RankStatus
 from monarch_hpc.tensor.worker.actor import TensorWorker
 from monarch_hpc.tensor.worker.control import TensorControl
 
@@ -125,7 +125,7 @@ class Ranks:
         if problem is not None:
             self._abort(f"a rank was lost while its mesh was healed: {problem}")
 
-    def fence(self, cause: str) -> dict[int, Status]:
+    def fence(self, cause: str) -> dict[int, RankStatus]:
         """Have all ranks that live stop, and begin the next epoch; return how far they have come."""
         self.gone.clear()
         engine = self._engine

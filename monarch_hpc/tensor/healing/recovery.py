@@ -14,12 +14,11 @@ from monarch_hpc.core.errors import ActorDied, DeviceMeshError, MonarchError
 from monarch_hpc.core.text.description import text_of
 from monarch_hpc.tensor.healing.decision import Position, TornError, decide, obstacle_to_repeating
 from monarch_hpc.tensor.healing.ranks import RankLost, Ranks
-from monarch_hpc.tensor.healing.sources import Sources
-from monarch_hpc.tensor.healing.training import Snapshot, follow_optimizers
-from monarch_hpc.tensor.stream.engine import TensorEngine
-from monarch_hpc.tensor.stream.holdings import Status
+from monarch_hpc.tensor.healing.sources import KeptParts
+from monarch_hpc.tensor.healing.training import OptimizerSnapshot, follow_optimizers
+from monarch_hpc.tensor.stream.engine import TensorEngine, View
+from monarch_hpc.tensor.stream.holdings import RankStatus
 from monarch_hpc.tensor.stream.records import COMMIT
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["Recovery"]
 
@@ -51,7 +50,7 @@ class Recovery:
         self.lost_leaves: list[int] = []
         self.num_heals = 0
         self.begun_s: deque[float] = deque()
-        self.sources = Sources(engine.config.kept_bytes)
+        self.sources = KeptParts(engine.config.kept_bytes)
         self._issued = 0
         self._seen = (0, 0)
         self._steps = {0: 0}
@@ -59,7 +58,7 @@ class Recovery:
         self._changes: dict[int, int] = {}
         self._in_step = False
         self.last_mark = 0
-        self._snapshots: deque[tuple[int, Snapshot]] = deque()
+        self._snapshots: deque[tuple[int, OptimizerSnapshot]] = deque()
         self._committed_at = 0
         self._num_harmless = 0
         self._graded: WeakSet[Any] = WeakSet()
@@ -80,7 +79,7 @@ class Recovery:
         while self._snapshots and self._snapshots[0][0] < self.known:
             self._snapshots.popleft()
         self._in_step = True
-        self._snapshots.append((self._issued, Snapshot(optimizer)))
+        self._snapshots.append((self._issued, OptimizerSnapshot(optimizer)))
 
     @property
     def num_steps(self) -> int:
@@ -199,7 +198,7 @@ class Recovery:
         self._backwards, self._changes, self._in_step = {}, {}, False
         self._seen = min(self._seen, (version, 0))
 
-    def _describe(self, broken: Any, statuses: dict[int, Status], version: int) -> None:
+    def _describe(self, broken: Any, statuses: dict[int, RankStatus], version: int) -> None:
         """Replace the error by one that states what has happened."""
         engine, kind, rank, cause = self._engine, broken.kind, broken.rank, broken.cause
         host, lines, origin = broken.host, broken.last_lines, broken.__cause__
@@ -219,7 +218,7 @@ class Recovery:
         engine.broken = DeviceMeshError(engine.name, kind, -1, cause)
         engine.broken.__cause__ = origin
 
-    def recall(self, number: int, expected: int, *, only_read: bool) -> Any:
+    def reread(self, number: int, expected: int, *, only_read: bool) -> Any:
         """The value of a tensor of a step that is done after all, from a rank that is left; None if there is none.
 
         Args:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Sources"]
+__all__ = ["KeptParts"]
 
 
-class Sources:
+class KeptParts:
     """Parts by number of the value, and rank.
 
     Args:

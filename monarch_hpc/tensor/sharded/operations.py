@@ -13,11 +13,11 @@ from monarch_hpc.core.errors import DeviceMeshError
 from monarch_hpc.tensor.operations import MeshOperations
 from monarch_hpc.tensor.ops.meta import Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.reading import read_values, recalled
+from monarch_hpc.tensor.reading import read_values, reread
 from monarch_hpc.tensor.sharded.calls import call_by_name, contiguous_strides, derived
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, even_shard_shape, place_dims
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import Ref
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["ShardedOperations"]
 
@@ -83,7 +83,7 @@ class ShardedOperations(MeshOperations):
                 recovery.note_harmless()
             return self._read(view, number, {}, finish, source)
         except DeviceMeshError:
-            found = recalled(view, source, expected, only_read=only_read)
+            found = reread(view, source, expected, only_read=only_read)
             if found is None:
                 raise
             return completed(finish(found))

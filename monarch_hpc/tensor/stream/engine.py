@@ -7,7 +7,7 @@ that are not acknowledged. A frame leaves when it is full, when a value is read,
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import RLock
@@ -19,16 +19,53 @@ from monarch_hpc.config.sections.tensor import TensorConfig
 from monarch_hpc.core.errors import ActorDied, DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.ops.meta import TensorOperations
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, first_to_differ, is_reached
-from monarch_hpc.tensor.stream.records import FIRST_TEMPLATE, FREE, HALTED, ProgramSpec
+from monarch_hpc.tensor.stream.records import FREE, HALTED
 from monarch_hpc.tensor.stream.sites import Site, site_here
+from monarch_hpc.tensor.stream.templates import TemplateTable
 from monarch_hpc.tensor.stream.versions import Versions
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.worker.report import OpFailure
 
-__all__ = ["TensorEngine"]
+__all__ = ["TensorEngine", "View"]
+
+
+class View:
+    """Ranks of an engine on which tensors live, and the actors there.
+
+    Args:
+        engine: the engine of the procs.
+        region: the ranks, in the mesh of procs.
+        workers: their workers.
+        operations: what is done with tensors of this view.
+
+    Attributes:
+        dead: numbers of values to free.
+        entries: what is known of operations by cache key, see `tensor.ops.dispatch`.
+        mesh: number of the template that describes a mesh with sharded tensors; 0 if each rank has values of its own.
+    """
+
+    __slots__ = ("__weakref__", "dead", "engine", "entries", "mesh", "operations", "ranks", "region", "workers")
+
+    def __init__(
+        self, engine: TensorEngine, region: Region, workers: ActorMesh[Any], operations: TensorOperations
+    ) -> None:
+        self.engine = engine
+        self.region = region
+        self.workers = workers
+        self.operations = operations
+        self.dead: deque[int] = deque()
+        self.entries: dict[tuple[Any, ...], Any] = {}
+        self.mesh = 0
+        self.ranks = tuple(region.base_ranks())
+
+    @property
+    def name(self) -> str:
+        """The mesh of procs in messages."""
+        return self.engine.name
 
 
 class TensorEngine:
@@ -52,6 +89,7 @@ class TensorEngine:
         epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
         broken: why no operation can be issued; None if they can.
         recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
+        templates: descriptions of operations, which the ranks get once.
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
     """
 
@@ -73,13 +111,9 @@ class TensorEngine:
         self.recovery: Versions | None = None
         self.unhealable = ""
         self.epoch = 0
+        self.templates = TemplateTable()
         self._abort = abort
         self._base = 0
-        self._templates: OrderedDict[Any, int] = OrderedDict()
-        self._specs: list[tuple[int, Any]] = []
-        self._known: dict[int, set[int]] = {}
-        self._spec_of: dict[int, Any] = {}
-        self._next_template = FIRST_TEMPLATE
         self._objects: list[Any] = []
         self._frames: deque[Sequenced] = deque()
         self._num_unacked = 0
@@ -103,7 +137,7 @@ class TensorEngine:
                 self._send()
             self.view = view
         if view.mesh:
-            self.introduce(view.mesh, view)
+            self.templates.introduce(view.mesh, view.ranks)
         if not self.ints and not self._armed:
             self._armed = True
             self._io.call_later(self.config.flush_s, self._tick)
@@ -149,37 +183,9 @@ class TensorEngine:
         """
         with self.lock:
             self.use(view)
-            number = self.define(key, make)
-            self.introduce(number, view)
+            number = self.templates.define(key, make)
+            self.templates.introduce(number, view.ranks)
         return number
-
-    def define(self, key: Any, make: Callable[[], Any]) -> int:
-        """The number of a template that no rank has yet; arguments as of `template`."""
-        with self.lock:
-            number = self._templates.get(key)
-            if number is None:
-                number = self._templates[key] = self._next_template
-                self._next_template += 1
-                self._spec_of[number] = make()
-        return number
-
-    def introduce(self, number: int, view: View) -> None:
-        """Send a template to ranks that have not got it; the caller holds the lock."""
-        ranks = self._known.setdefault(number, set())
-        if not ranks.issuperset(view.ranks):
-            ranks.update(view.ranks)
-            self._specs.append((number, self._spec_of[number]))
-
-    def spec_of(self, number: int) -> Any:
-        """The template with a number."""
-        return self._spec_of[number]
-
-    def forget(self, key: Any) -> None:
-        """Forget a template that no later record uses."""
-        with self.lock:
-            number = self._templates.pop(key)
-            del self._spec_of[number]
-            self._known.pop(number, None)
 
     def free_dead(self, view: View) -> None:
         """Add a record that frees the values whose tensors are gone; the caller holds the lock."""
@@ -231,9 +237,9 @@ class TensorEngine:
         if self.site_log is not None:
             self.site_log.append((self._base, sites))
         frame = Sequenced(self._base, sites, self.epoch)
-        arguments = self._base, self._specs, self._objects, data, view.mesh, self.epoch
+        arguments = self._base, self.templates.take_new(), self._objects, data, view.mesh, self.epoch
         self._base += len(sites)
-        self.ints, self.sites, self._specs, self._objects = [], [], [], []
+        self.ints, self.sites, self._objects = [], [], []
         self._num_unacked += len(sites)
         self._frames.append(frame)
         self.threshold = self.config.frame_ints
@@ -383,13 +389,6 @@ class TensorEngine:
         """Keep no versions from here on: ranks hold *what*, which no version includes."""
         with self.lock:
             self.unhealable, self.recovery = self.unhealable or what, None
-
-    def specs(self) -> dict[int, Any]:
-        """All templates by number but captured steps, which end here; those that were not sent yet need not be."""
-        for key in [key for key, number in self._templates.items() if isinstance(self._spec_of[number], ProgramSpec)]:
-            self.forget(key)
-        self._specs = []
-        return dict(self._spec_of)
 
     def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
         self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)

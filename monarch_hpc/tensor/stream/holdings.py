@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["PARTIAL", "REPLICATED", "Held", "Piece", "Reply", "Status", "Transfer"]
+__all__ = ["PARTIAL", "REPLICATED", "Held", "HeldPart", "MemoryTransfer", "RankStatus", "Reply"]
 
 REPLICATED = -1
 """Placement of a value along a dimension of its mesh: whole on each rank; a number from 0 on: sharded there."""
@@ -16,7 +16,7 @@ Reply = tuple[str, Any, tuple[int, ...], int, int]
 since the last reply; the version of the rank, and the number of its changes since then."""
 
 
-class Status(NamedTuple):
+class RankStatus(NamedTuple):
     """How far a rank has come.
 
     Attributes:
@@ -30,7 +30,7 @@ class Status(NamedTuple):
     cause: str
 
 
-class Piece(NamedTuple):
+class HeldPart(NamedTuple):
     """A value on one rank: a window into its memory.
 
     Attributes:
@@ -68,13 +68,13 @@ class Held(NamedTuple):
         random: states of random numbers by number of the mesh.
     """
 
-    pieces: dict[int, Piece]
+    pieces: dict[int, HeldPart]
     failed: dict[int, int]
     storages: tuple[int, ...]
     random: dict[int, Any]
 
 
-class Transfer(NamedTuple):
+class MemoryTransfer(NamedTuple):
     """Memory that one rank sends to another.
 
     Attributes:

@@ -49,6 +49,6 @@ class Versions(Protocol):
         """Note that the program knows all that it has issued to be done."""
         ...
 
-    def recall(self, number: int, expected: int, *, only_read: bool) -> Any:
+    def reread(self, number: int, expected: int, *, only_read: bool) -> Any:
         """The value of a tensor of a step that is done after all; None if there is none."""
         ...

@@ -1,4 +1,4 @@
-"""What operations on sharded tensors imply between ranks, and what the program holds, is shown by its lines."""
+"""Counts of what operations on sharded tensors imply between ranks, and of what the program holds, by its lines."""
 
 from __future__ import annotations
 

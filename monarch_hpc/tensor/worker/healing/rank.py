@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monarch_hpc.core.errors import MonarchError
-from monarch_hpc.tensor.stream.holdings import Held, Piece, Status, Transfer
+from monarch_hpc.tensor.stream.holdings import Held, HeldPart, MemoryTransfer, RankStatus
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.journal import LOST, Journal, small_sums
 from monarch_hpc.tensor.worker.values import Failure, Values
@@ -95,13 +95,13 @@ class RankHealing:
 
     # ---- a heal ----
 
-    def status(self, epoch: int) -> Status:
+    def status(self, epoch: int) -> RankStatus:
         """Take part in epoch *epoch* from here on, and tell how far this rank has come."""
         self.epoch = epoch
         cause, self.cause = self.cause, self.cause or "its mesh is being healed"
         self._groups.settle()
         prepared = self.journal.prepared
-        return Status(self.journal.version, prepared[0] if prepared else 0, cause)
+        return RankStatus(self.journal.version, prepared[0] if prepared else 0, cause)
 
     def roll(self, version: int, *, again: bool) -> int:
         """Go to a version, see `Journal.roll`; return the mark of values that belong to it."""
@@ -149,8 +149,8 @@ class RankHealing:
 
     def exchange(
         self,
-        transfers: Sequence[Transfer],
-        pieces: dict[int, Piece],
+        transfers: Sequence[MemoryTransfer],
+        pieces: dict[int, HeldPart],
         given: dict[int, torch.Tensor],
         failed: dict[int, int],
         random: dict[int, tuple[torch.Tensor, int, int]],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from monarch_hpc.tensor.stream.holdings import PARTIAL, REPLICATED, Held, Piece
+from monarch_hpc.tensor.stream.holdings import PARTIAL, REPLICATED, Held, HeldPart
 from monarch_hpc.tensor.worker.healing.journal import LOST
 from monarch_hpc.tensor.worker.values import Failure, Values
 
@@ -66,7 +66,7 @@ def describe_values(values: Values, meshes: Mapping[int, int], random: dict[int,
     """
     places: dict[int, int] = {}
     sizes: list[int] = []
-    pieces: dict[int, Piece] = {}
+    pieces: dict[int, HeldPart] = {}
     failed: dict[int, int] = {}
     for number, value in values.items():
         if type(value) is Failure:
@@ -78,7 +78,7 @@ def describe_values(values: Values, meshes: Mapping[int, int], random: dict[int,
             if key not in places:
                 places[key] = len(places)
                 sizes.append(storage.nbytes())
-            pieces[number] = Piece(
+            pieces[number] = HeldPart(
                 places[key],
                 int(local.storage_offset()),
                 tuple(local.shape),
@@ -93,7 +93,7 @@ def describe_values(values: Values, meshes: Mapping[int, int], random: dict[int,
     return Held(pieces, failed, tuple(sizes), random)
 
 
-def rebuild(piece: Piece, memory: torch.Tensor, device_mesh: Any) -> DTensor:
+def rebuild(piece: HeldPart, memory: torch.Tensor, device_mesh: Any) -> DTensor:
     """The value that *piece* describes, in *memory*."""
     empty = torch.empty(0, dtype=piece.dtype)
     local = empty.set_(memory.untyped_storage(), piece.offset, piece.shape, piece.stride)

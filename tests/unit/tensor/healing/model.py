@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from monarch_hpc.tensor.healing.decision import TornError, decide
-from monarch_hpc.tensor.stream.holdings import Status
+from monarch_hpc.tensor.stream.holdings import RankStatus
 
 __all__ = ["Broken", "Model"]
 
@@ -234,7 +234,7 @@ class Model:
         program = state.program
         whole = [place for place, rank in enumerate(state.ranks) if rank.done is not None]
         if program.mode == "status" and len(program.answers) == len(whole):
-            statuses = {place: Status(content[0], content[1], "") for place, content in program.answers}
+            statuses = {place: RankStatus(content[0], content[1], "") for place, content in program.answers}
             known = 0 if self.mutant == "no known version" else program.known
             try:
                 version = decide(statuses, known)

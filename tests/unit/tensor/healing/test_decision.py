@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from monarch_hpc.tensor.healing.decision import Position, TornError, decide, obstacle_to_repeating
-from monarch_hpc.tensor.stream.holdings import Status
+from monarch_hpc.tensor.stream.holdings import RankStatus
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ from monarch_hpc.tensor.stream.holdings import Status
 def test_the_newest_version_that_any_rank_has_reached_counts(
     ranks: list[tuple[int, int]], known: int, expected: int
 ) -> None:
-    statuses = {rank: Status(version, prepared, "") for rank, (version, prepared) in enumerate(ranks)}
+    statuses = {rank: RankStatus(version, prepared, "") for rank, (version, prepared) in enumerate(ranks)}
     assert decide(statuses, known) == expected
 
 
 @pytest.mark.parametrize(("ranks", "known"), [([(4, 0), (3, 0)], 3), ([(5, 0), (3, 4)], 3), ([(3, 0)], 4)])
 def test_ranks_that_cannot_reach_it_are_an_error(ranks: list[tuple[int, int]], known: int) -> None:
-    statuses = {rank: Status(version, prepared, "") for rank, (version, prepared) in enumerate(ranks)}
+    statuses = {rank: RankStatus(version, prepared, "") for rank, (version, prepared) in enumerate(ranks)}
     with pytest.raises(TornError, match="rank"):
         decide(statuses, known)
 

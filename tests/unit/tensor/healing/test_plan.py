@@ -7,17 +7,17 @@ import pytest
 pytest.importorskip("torch")
 
 from monarch_hpc.tensor.healing.plan import coordinates, plan_fill
-from monarch_hpc.tensor.stream.holdings import REPLICATED, Held, Piece, Transfer
+from monarch_hpc.tensor.stream.holdings import REPLICATED, Held, HeldPart, MemoryTransfer
 from monarch_hpc.tensor.stream.records import MeshSpec
 
 MESH = MeshSpec(1, ("dp", "tp"), (2, 2), (0, 1, 2, 3), 0)
 
 
-def _piece(dims: tuple[int, ...], storage: int = 0, *, leaf: bool = False, written: bool = False) -> Piece:
-    return Piece(storage, 0, (2,), (1,), "float32", 16, dims, ((4,), (1,)), leaf, written)
+def _piece(dims: tuple[int, ...], storage: int = 0, *, leaf: bool = False, written: bool = False) -> HeldPart:
+    return HeldPart(storage, 0, (2,), (1,), "float32", 16, dims, ((4,), (1,)), leaf, written)
 
 
-def _held(pieces: dict[int, Piece], failed: dict[int, int] | None = None) -> Held:
+def _held(pieces: dict[int, HeldPart], failed: dict[int, int] | None = None) -> Held:
     return Held(pieces, failed or {}, (8, 8), {})
 
 
@@ -29,7 +29,7 @@ def test_memory_comes_once_from_a_rank_with_the_same_part() -> None:
     pieces = {5: _piece((REPLICATED, 0)), 6: _piece((REPLICATED, 0)), 7: _piece((0, REPLICATED), 1)}
     plan = plan_fill({rank: _held(pieces, {9: 3}) for rank in (0, 1, 2)}, [3], {16: MESH}, {})
     # 5 and 6 share memory, that of tp=1; 7 is that of dp=1.
-    assert plan.transfers == [Transfer(1, 3, 5, 8), Transfer(2, 3, 7, 8)]
+    assert plan.transfers == [MemoryTransfer(1, 3, 5, 8), MemoryTransfer(2, 3, 7, 8)]
     assert {number: piece.storage for number, piece in plan.pieces[3].items()} == {5: 0, 6: 0, 7: 1}
     assert plan.failed[3] == {9: 3} and not plan.lost
 
