@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from monarch_hpc.core.arguments import check_flag
 from monarch_hpc.core.errors import DeviceMeshError, MeshDied
 from monarch_hpc.core.text.description import text_of
+from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.healing.plan import FillPlan, plan_fill, same_part
 from monarch_hpc.tensor.healing.ranks import RankLost
 from monarch_hpc.tensor.opening import recovery_of, sharded_view_of
@@ -17,7 +18,6 @@ from monarch_hpc.tensor.stream.records import MeshSpec
 
 if TYPE_CHECKING:
     from monarch_hpc.tensor.healing.recovery import Recovery
-    from monarch_hpc.tensor.sharded.mesh import Mesh
 
 __all__ = ["heal_mesh"]
 
@@ -26,7 +26,16 @@ _MAX_ATTEMPTS = 16
 """Deaths within one heal that are put up with; each costs an attempt."""
 
 
-def heal_mesh(mesh: Mesh, *, rewind: bool = False) -> Mesh:
+class _OnProcs(Protocol):
+    """A `Mesh`."""
+
+    procs: ProcMesh
+
+
+M = TypeVar("M", bound=_OnProcs)
+
+
+def heal_mesh(mesh: M, *, rewind: bool = False) -> M:
     """Bring a mesh back that a `DeviceMeshError` was raised of; returns at once if it is well.
 
     Procs that have died are started again, on their hosts or on spare ones. All ranks go to the state of
