@@ -106,7 +106,7 @@ def main() -> None:
     torch.set_num_threads(1)
     modules = ["torch", "torch._dynamo", "torch.distributed.tensor"]
     procs = monarch_hpc.this_host().spawn_procs({"dp": chosen.procs}, preload=modules, bootstrap=one_thread)
-    mesh = Mesh(procs=procs)
+    mesh = Mesh(procs=procs, commit=False)
     data = torch.randn(64, 64)
     rows: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], object]]] = {}
     with procs.activate():

@@ -1,4 +1,4 @@
-"""Tensors that are sharded over a mesh of ranks: `Mesh`, `distribute`, training; see docs/tensors.md."""
+"""Tensors that are sharded over a mesh of ranks, which may die; training: see docs/tensors.md and docs/healing.md."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from monarch_hpc.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
+    from monarch_hpc.tensor.healing.heal import heal_mesh
     from monarch_hpc.tensor.ops.proxy import MeshTensor
-    from monarch_hpc.tensor.sharded.mesh import Mesh, distribute
+    from monarch_hpc.tensor.sharded.distribution import distribute
+    from monarch_hpc.tensor.sharded.mesh import Mesh
     from monarch_hpc.tensor.sharded.module import module_to_mesh
     from monarch_hpc.tensor.training.optimizer import RemoteOptimizer
 
@@ -16,10 +18,11 @@ _HOMES = {
     "Mesh": "tensor.sharded.mesh",
     "MeshTensor": "tensor.ops.proxy",
     "RemoteOptimizer": "tensor.training.optimizer",
-    "distribute": "tensor.sharded.mesh",
+    "distribute": "tensor.sharded.distribution",
+    "heal_mesh": "tensor.healing.heal",
     "module_to_mesh": "tensor.sharded.module",
 }
 
-__all__ = ["Mesh", "MeshTensor", "RemoteOptimizer", "distribute", "module_to_mesh"]
+__all__ = ["Mesh", "MeshTensor", "RemoteOptimizer", "distribute", "heal_mesh", "module_to_mesh"]
 
 __getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

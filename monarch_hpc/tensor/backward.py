@@ -53,6 +53,8 @@ def _issue(root: MeshTensor, gradient: MeshTensor | None, retain_graph: bool, re
     leaves = reached.leaves
     head = [BACKWARD, root._h.number, gradient._h.number if gradient is not None else 0, int(retain_graph)]
     view.engine.emit(on, [*head, len(leaves), *(leaf.number for leaf in leaves)], depth=4)
+    if view.engine.recovery is not None:
+        view.engine.recovery.note_backward([leaf for leaf in leaves if leaf.__class__ is GraphLeaf])
     for leaf in leaves:
         if view.engine.recorder is not None:
             view.engine.recorder.note_leaf(leaf)

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.core.arguments import check_instance
 from monarch_hpc.core.errors import MonarchError
@@ -18,17 +17,20 @@ from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.custom_functions import carry_custom_functions
+from monarch_hpc.tensor.healing.ranks import Ranks
+from monarch_hpc.tensor.healing.recovery import Recovery
 from monarch_hpc.tensor.operations import MeshOperations
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.operations import ShardedOperations
 from monarch_hpc.tensor.stream.engine import TensorEngine, View
+from monarch_hpc.tensor.stream.frames import is_reached
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.actor import TensorWorker, WorkerSettings
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.serializer import reduce_in_messages
 
-__all__ = ["sharded_view_of", "view_of"]
+__all__ = ["recovery_of", "sharded_view_of", "view_of"]
 
 
 class _Opened:
@@ -45,9 +47,9 @@ class _Opened:
         in_a_row = _in_a_row(control, ranks)
         settings = WorkerSettings(key, ranks, addresses, config.collective_s, config.max_lent)
         self._workers = root.spawn("tensor_worker", TensorWorker, settings, in_a_row)
-        self.engine = TensorEngine(
-            key, repr(root), config, partial(_abort, in_a_row, tuple(proc.incarnation for proc in procs))
-        )
+        abort = partial(_abort, in_a_row)
+        self.engine = TensorEngine(key, repr(root), config, abort)
+        self.ranks = Ranks(self.engine, root, _in_a_row(self._workers, ranks), in_a_row, abort, config.fence_s)
         self._operations = MeshOperations(view_of, self.view_at, self.sharded_at, mesh)
         self._sharded = ShardedOperations(view_of, self.view_at, self.sharded_at, mesh)
         for place in range(len(flat)):
@@ -68,7 +70,7 @@ class _Opened:
             workers = self._workers._viewing(region)
             view = View(self.engine, region, workers, self._sharded)
             spec = MeshSpec(self.engine.key, region.extent.names, region.extent.shape, view.ranks, torch.initial_seed())
-            view.mesh = self.engine.define(("mesh", region), lambda: spec)
+            view.mesh = self.engine.templates.define(("mesh", region), lambda: spec)
             self.engine.views[region, True] = view
         return view
 
@@ -84,14 +86,30 @@ def _in_a_row(control: ActorMesh[Any], ranks: tuple[int, ...]) -> ActorMesh[Any]
         raise ValueError(f"this slice has gaps: activate the mesh of its {len(ranks)} procs first") from error
 
 
-def _abort(control: ActorMesh[TensorControl], incarnations: tuple[int, ...], cause: str) -> None:
+def _abort(control: ActorMesh[TensorControl], cause: str) -> None:
     """End the collectives of the ranks that live; on the driver, which must not wait for a connection to others."""
-    channels = current_runtime().connections.channels
-    for place, incarnation in enumerate(incarnations):
-        channel = channels.get(incarnation)
-        if channel is not None and channel.error is None:
+    for place in range(len(control.extent)):
+        one = control.slice(procs=place)
+        if is_reached(one):
             with contextlib.suppress(MonarchError):  # it has died, too
-                control.slice(procs=place).abort.broadcast(cause)
+                one.abort.broadcast(cause)
+
+
+def recovery_of(mesh: ProcMesh) -> Recovery:
+    """The versions of the tensors of a mesh of procs, which are kept from here on; errors as of `view_of`.
+
+    Raises:
+        TypeError: the ranks hold what no version includes.
+    """
+    view_of(mesh)
+    opened = _opened[mesh.root]
+    found = opened.engine.recovery
+    if opened.engine.unhealable:
+        raise TypeError(f"{mesh.root!r} keeps no versions: {opened.engine.unhealable}")
+    if found is None:
+        found = opened.engine.recovery = Recovery(opened.engine, opened.ranks)
+    assert isinstance(found, Recovery)
+    return found
 
 
 def sharded_view_of(mesh: ProcMesh) -> View:

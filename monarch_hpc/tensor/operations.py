@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monarch_hpc.core.arguments import check_instance
+from monarch_hpc.core.errors import DeviceMeshError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.backward import issue_backward
@@ -112,7 +113,7 @@ class MeshOperations:
         if value is None:
             if leaf.__class__ is GraphLeaf and leaf.has_grad:
                 leaf.has_grad, leaf.grad = False, None
-                view.engine.emit(view, [records.NO_GRAD, tensor._h.number])
+                drop_grad(view, tensor._h.number)
             return
         if leaf.__class__ is not GraphLeaf:
             raise RuntimeError("only a leaf that requires a gradient can be given one")
@@ -291,6 +292,19 @@ def _not_sharded(name: str) -> TypeError:
 def _note_leaf(view: View, leaf: GraphLeaf) -> None:
     if view.engine.recorder is not None:
         view.engine.recorder.note_leaf(leaf)
+
+
+def drop_grad(view: View, leaf: int) -> None:
+    """Issue the end of a gradient; those of a broken mesh end when it is healed."""
+    recovery = view.engine.recovery
+    try:
+        view.engine.emit(view, [records.NO_GRAD, leaf])
+    except DeviceMeshError:
+        if recovery is None:
+            raise
+        return
+    if recovery is not None:
+        recovery.note_harmless()
 
 
 _tags = itertools.count(1)

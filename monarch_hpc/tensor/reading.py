@@ -6,29 +6,38 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.core.errors import DeviceMeshError
 from monarch_hpc.core.shape import Point
 from monarch_hpc.tensor.stream.engine import View
-from monarch_hpc.tensor.worker.actor import Reply
+from monarch_hpc.tensor.stream.holdings import Reply
 
-__all__ = ["answer_of", "check_readable", "read_values"]
+__all__ = ["answer_of", "check_readable", "read_values", "reread"]
 
 
-def answer_of(view: View, reply: Reply) -> Any:
+def answer_of(view: View, reply: Reply, expected: int = 0) -> Any:
     """The value in the reply to a read.
+
+    Args:
+        expected: the version that the rank must have: all commits that were issued before.
 
     Raises:
         DeviceMeshError: a rank is gone.
         Exception: the value, or an effect issued before the read, failed.
     """
-    kind, value, effects = reply
-    if view.engine.broken is not None:
-        raise view.engine.broken.with_traceback(None)  # it is raised again and again
+    kind, value, effects, version, num_changes = reply
+    engine = view.engine
+    if kind == "halted" or version < expected:
+        engine.suspect(view.ranks[0], str(value) if kind == "halted" else f"it is at version {version} of {expected}")
+    if engine.broken is not None:
+        raise engine.failure()
     if kind == "failed":
-        raise view.engine.error_of(value)
+        raise engine.error_of(value)
     for effect in effects:
-        error = view.engine.error_of_unread(effect)
+        error = engine.error_of_unread(effect)
         if error is not None:
             raise error
+    if engine.recovery is not None:
+        engine.recovery.release(version, num_changes)
     return value
 
 
@@ -40,13 +49,13 @@ def check_readable(view: View) -> None:
         TypeError: a step is being captured.
     """
     if view.engine.broken is not None:
-        raise view.engine.broken.with_traceback(None)  # it is raised again and again
+        raise view.engine.failure()
     if view.engine.recorder is not None:
         view.engine.recorder.refuse_read()
 
 
 def read_values(
-    view: View, place: dict[str, int], numbers: list[int], finish: Callable[[list[Any]], Any]
+    view: View, place: dict[str, int], numbers: list[int], finish: Callable[[list[Any]], Any], source: int = 0
 ) -> Future[Any]:
     """The future of what *finish* makes of values on one rank.
 
@@ -55,22 +64,40 @@ def read_values(
         place: coordinates of the rank.
         numbers: the values.
         finish: takes them.
+        source: number of a tensor whose value that is, if a rank has it at hand; 0 if there is none.
 
     Raises:
         DeviceMeshError: a rank is gone.
         IndexError: a coordinate is outside its dimension.
     """
+    recovery = view.engine.recovery
+    expected, only_read = (0, False) if recovery is None else (recovery.expected, recovery.only_read)
     check_readable(view)
     chosen = view.workers.slice(**place)
     chosen_rank = view.region.slice(**place).base_rank(0)
     view.engine.flush()
 
     def read(replies: list[Any], failures: dict[Point, BaseException]) -> Any:
-        if failures:
-            error = next(iter(failures.values()))
-            view.engine.lose(chosen_rank, error)
-            raise view.engine.broken or error
-        return finish(answer_of(view, replies[0]))
+        try:
+            if failures:
+                error = next(iter(failures.values()))
+                view.engine.lose(chosen_rank, error)
+                raise view.engine.failure()
+            values = answer_of(view, replies[0], expected)
+        except DeviceMeshError:
+            found = reread(view, source, expected, only_read=only_read)
+            if found is None:
+                raise
+            values = [found]
+        return finish(values)
 
     future: Future[Any] = chosen.read.options(on_error="collect").fold_some(read, numbers)
     return future
+
+
+def reread(view: View, source: int, expected: int, *, only_read: bool) -> Any:
+    """The value of a tensor of a broken mesh, if the step that it is of is done all the same; else None."""
+    recovery = view.engine.recovery
+    if recovery is None or not source or view.engine.broken is None:
+        return None
+    return recovery.reread(source, expected, only_read=only_read)

@@ -18,3 +18,6 @@ class TensorConfig:
     collective_s: float
     keep_errors: int
     max_lent: int
+    fence_s: float
+    heals_an_hour: int
+    kept_bytes: int

@@ -38,33 +38,46 @@ class RemoteOpError(MonarchError):
 
 
 class DeviceMeshError(MonarchError):
-    """A mesh of tensors cannot go on: a rank has died, or has left its order.
+    """A mesh of tensors cannot go on as it is: a rank has died, or has left its order.
 
     Args:
         mesh: the mesh of procs.
         kind: ``died`` if a rank is gone; ``diverged`` if one failed in an operation on sharded tensors and others did
-            not; ``torn`` if its worker itself failed.
-        rank: the first such rank; -1 if it is unknown.
+            not; ``stuck`` if one does not come out of an operation; ``lost`` if no rank has a copy of a value;
+            ``fenced`` if another program has taken the ranks; ``torn`` if ranks are at versions that cannot be, or a
+            worker itself failed.
+        rank: the first such rank; -1 if it is unknown, or there is none.
         cause: why, as text.
         host: of the rank; empty if it is unknown.
         last_lines: what its process wrote last; empty if that is unknown.
+        version: the version at which a healed mesh goes on; -1 if it cannot be healed.
     """
 
     def __init__(
-        self, mesh: str, kind: str, rank: int, cause: str, host: str = "", last_lines: Sequence[str] = ()
+        self,
+        mesh: str,
+        kind: str,
+        rank: int,
+        cause: str,
+        host: str = "",
+        last_lines: Sequence[str] = (),
+        version: int = -1,
     ) -> None:
-        super().__init__(mesh, kind, rank, cause, host, last_lines)
+        super().__init__(mesh, kind, rank, cause, host, last_lines, version)
         self.mesh = mesh
         self.kind = kind
         self.rank = rank
         self.cause = cause
         self.host = host
         self.last_lines = tuple(last_lines)
+        self.version = version
 
     def __str__(self) -> str:
         rank = f"rank {self.rank}" if self.rank >= 0 else "the mesh"
         rank += f" on {self.host}" if self.host and self.host not in self.cause else ""
-        return (
-            f"the tensors of {self.mesh} are gone: {rank} {self.kind}: {self.cause}; "
-            "spawn procs again and load the last checkpoint"
-        )
+        what = f"{rank} {self.kind}: {self.cause}"
+        if self.kind == "lost":
+            return f"tensors of {self.mesh} are lost: {self.cause}"
+        if self.version >= 0:
+            return f"the tensors of {self.mesh} stopped at version {self.version}: {what}; heal_mesh(mesh) repairs it"
+        return f"the tensors of {self.mesh} are gone: {what}; spawn procs again and load the last checkpoint"

@@ -117,6 +117,7 @@ class CapturedProgram:
         self._spec, self.sites = _compile(recording, num_formals, specs)
         self.ops = recording.ops
         self._key = object()
+        self._epoch = view.engine.epoch
 
     @property
     def num_ops(self) -> int:
@@ -127,7 +128,8 @@ class CapturedProgram:
         """Whether a replay does what the function would do."""
         with torch._C.DisableTorchFunction():  # a mode would see each question to a tensor
             return (
-                self._guards.hold()
+                self._epoch == self._view.engine.epoch  # no heal has ended it
+                and self._guards.hold()
                 and all(leaf.has_grad is had for leaf, had, _ in self._leaves)
                 and all(optimizer.is_unchanged() for optimizer in self._optimizers)
             )
@@ -171,11 +173,13 @@ class CapturedProgram:
     def forget(self) -> None:
         """Have the ranks forget it."""
         view, engine = self._view, self._view.engine
+        if self._epoch != engine.epoch:
+            return
         with engine.lock:
             template = engine.template(self._key, lambda: self._spec, view)
             engine.emit(view, [template, 0, *[0] * (self._spec.num_formals + self._spec.num_floats)])
             engine.flush()
-            engine.forget(self._key)
+            engine.templates.forget(self._key)
 
 
 def _compile(

@@ -119,7 +119,7 @@ class Normalizer:
         i = 0
         while i < len(ints):
             try:
-                layout = layout_of(ints, i, objects, self._engine.spec_of)
+                layout = layout_of(ints, i, objects, self._engine.templates.spec_of)
             except ValueError as error:
                 raise CannotCapture(f"a record cannot be replayed: {error}") from None
             record = ints[i : i + layout.size]
@@ -135,7 +135,9 @@ class Normalizer:
                 )
             if record[0] == records.LEND:
                 raise CannotCapture(f"an actor is called with a mesh tensor at {line_of(site)}")
-            if record[0] >= records.FIRST_TEMPLATE and isinstance(self._engine.spec_of(record[0]), TransferSpec):
+            if record[0] >= records.FIRST_TEMPLATE and isinstance(
+                self._engine.templates.spec_of(record[0]), TransferSpec
+            ):
                 raise CannotCapture(f"to_mesh() moves a tensor, at {line_of(site)}")
             if record[0] == records.BACKWARD and is_step:
                 raise CannotCapture(f"an optimizer calls backward() in its step, at {line_of(site)}")

@@ -19,6 +19,7 @@ from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import PUT, bits_of
 from monarch_hpc.tensor.stream.sites import site_here
+from monarch_hpc.tensor.stream.versions import Versions
 
 __all__ = ["dispatch", "put"]
 
@@ -144,12 +145,16 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
     if entry.grads:
         node = nodes[0] if len(nodes) == 1 and nodes[0].__class__ is tuple else tuple(nodes)
     if entry.mutated:
+        if engine.recovery is not None:
+            _note_change(engine.recovery, entry, args, kwargs)
         _note_written(entry, args, kwargs, node)
     if entry.kind == "one":
         meta = entry.outs[0]
         if meta.leaf and meta.grads:  # torch.ones(3, requires_grad=True)
             node = GraphLeaf(number)
         made: MeshTensor = MeshTensor.make(number, view, meta, node if meta.grads else None)
+        if entry.inference.shares:
+            made._is_window = True
         if entry.alias >= 0:
             _note_alias(made, tensors_in((args, kwargs))[entry.alias])
         return made
@@ -158,10 +163,14 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
         return first if entry.value == 0 and first.__class__ is MeshTensor else tensors_in((args, kwargs))[entry.value]
     if entry.kind == "none":
         return None
-    made_all = iter(
+    parts = [
         MeshTensor.make(number + place, view, meta, node if meta.grads else None)
         for place, meta in enumerate(entry.outs)
-    )
+    ]
+    if entry.inference.shares:
+        for part in parts:
+            part._is_window = True
+    made_all = iter(parts)
     return tree_unflatten([next(made_all) if leaf is TENSOR else leaf for leaf in entry.value], entry.inference.tree)  # type: ignore[arg-type]
 
 
@@ -273,6 +282,21 @@ def _note_alias(made: MeshTensor, source: MeshTensor) -> None:
         group[:] = [one for one in group if one() is not None]
     group.append(weakref.ref(made))
     made._aliases = group
+
+
+def _note_change(recovery: Versions, entry: _Entry, args: Any, kwargs: Any) -> None:
+    """Note a write of the program's own code to what is older than the last version; not of modules, optimizers."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("monarch_hpc.tensor"):
+        frame = frame.f_back
+    if frame.f_globals.get("__name__", "").startswith("torch."):
+        return
+    tensors = tensors_in((args, kwargs))
+    for place, _ in entry.mutated:
+        tensor = tensors[place]
+        if tensor._is_window or tensor._h.number < recovery.last_mark:
+            recovery.note_change()
+            return
 
 
 def _note_written(entry: _Entry, args: Any, kwargs: Any, node: Any) -> None:

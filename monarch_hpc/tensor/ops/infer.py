@@ -37,6 +37,7 @@ class Inference(NamedTuple):
         tree: structure of ``tree``.
         mutated: places of arguments that are written to, with their descriptions after that.
         alias: place of the argument whose memory the result shares, seen by autograd; -1 if there is none.
+        shares: whether a result shares the memory of an argument, seen by autograd or not.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Inference(NamedTuple):
     tree: TreeSpec | None
     mutated: tuple[tuple[int, Meta], ...]
     alias: int
+    shares: bool = False
 
 
 def tensors_in(tree: Any) -> list[MeshTensor]:
@@ -142,14 +144,16 @@ def _describe(
     if all(id(one) in places for one in found):
         return Inference("none", (), None, None, mutated, -1)  # torch._foreach_add_ returns its arguments
     outs = tuple(Meta.of(one, device) for one in found)
+    memory = {one.untyped_storage()._cdata for one in inputs}
+    shares = any(one.untyped_storage()._cdata in memory for one in found)
     if not isinstance(result, torch.Tensor):
         values = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return Inference("tree", outs, values, tree, mutated, -1)
+        return Inference("tree", outs, values, tree, mutated, -1, shares)
     alias = -1
     if torch.is_grad_enabled() and function is not torch.Tensor.detach:
         storage = result.untyped_storage()._cdata
         alias = next((n for n, one in enumerate(inputs) if one.untyped_storage()._cdata == storage), -1)
-    return Inference("one", outs, None, None, mutated, alias)
+    return Inference("one", outs, None, None, mutated, alias, shares)
 
 
 def _replaced(leaf: Any, replicas: dict[int, torch.Tensor], place: str) -> Any:

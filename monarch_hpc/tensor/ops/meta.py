@@ -235,7 +235,7 @@ class GraphLeaf:
         grad: the gradient as a tensor, once it was asked for.
     """
 
-    __slots__ = ("grad", "has_grad", "number")
+    __slots__ = ("__weakref__", "grad", "has_grad", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -40,6 +40,7 @@ class MeshTensor(torch.Tensor):
         _n: its place in autograd's graph: a `GraphLeaf`, or a tuple of such places.
         _aliases: weak references to tensors that share its memory; None if there are none.
         _is_written: whether an operation has written to it.
+        _is_window: whether it was made to share the memory of another one.
     """
 
     _m: Meta
@@ -47,6 +48,7 @@ class MeshTensor(torch.Tensor):
     _n: Any
     _aliases: list[weakref.ref[MeshTensor]] | None = None
     _is_written = False
+    _is_window = False
 
     @staticmethod
     def make(number: int, view: TensorView, meta: Meta, node: Any = None) -> MeshTensor:

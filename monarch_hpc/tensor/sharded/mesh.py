@@ -10,30 +10,28 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils._pytree import tree_map
 
-from monarch_hpc.core.arguments import check_instance, check_number
+from monarch_hpc.core.arguments import check_flag, check_instance, check_number
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.current import hosts as own_hosts
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.active import capture_on
-from monarch_hpc.tensor.opening import sharded_view_of
+from monarch_hpc.tensor.opening import recovery_of, sharded_view_of
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.infer import tensors_in
-from monarch_hpc.tensor.ops.meta import Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.remote_functions import Remote
 from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
 from monarch_hpc.tensor.sharded.communication import Communication
 from monarch_hpc.tensor.sharded.memory import MemoryRow, held_tensors
-from monarch_hpc.tensor.sharded.spec import ShardingSpec, extent_of, place_dims, shard_slices, size_of
+from monarch_hpc.tensor.sharded.spec import ShardingSpec, extent_of, place_dims, size_of
 from monarch_hpc.tensor.stream.engine import View
-from monarch_hpc.tensor.stream.records import PUT, Ref
 
 if TYPE_CHECKING:
     from monarch_hpc.tensor.training.checkpoint import Saving
 
-__all__ = ["Mesh", "distribute"]
+__all__ = ["Mesh"]
 
 _PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor")
 
@@ -46,6 +44,8 @@ class Mesh:
         mesh_dim_names: their names; of *procs* or ``dim0``, ``dim1``, ... if None.
         hosts: where to start as many procs, evenly on all hosts; `monarch_hpc.hosts()` if None.
         procs: procs to use instead, row by row.
+        commit: whether each step of an optimizer on tensors of the whole mesh is a version, to which `heal` can return;
+            without it, a mesh that has lost a rank is over.
 
     Attributes:
         procs: the procs, with the dimensions of the mesh.
@@ -62,6 +62,7 @@ class Mesh:
         *,
         hosts: HostMesh | None = None,
         procs: ProcMesh | None = None,
+        commit: bool = True,
     ) -> None:
         if procs is not None and hosts is not None:
             raise TypeError("Mesh of hosts= and procs=: give one")
@@ -74,11 +75,12 @@ class Mesh:
         else:
             extent = extent_of(shape, mesh_dim_names)
         self.procs = _started(extent, hosts) if procs is None else _arranged(procs, extent)
+        self._commits = check_flag("commit", commit)
 
     @classmethod
     def _of(cls, procs: ProcMesh) -> Self:
         made = cls.__new__(cls)
-        made.procs = procs
+        made.procs, made._commits = procs, False
         return made
 
     # ---- shape ----
@@ -99,7 +101,12 @@ class Mesh:
 
     @property
     def _view(self) -> View:
-        return sharded_view_of(self.procs)
+        view = sharded_view_of(self.procs)
+        engine = view.engine
+        is_all = len(view.ranks) == len(self.procs.root.region)
+        if self._commits and is_all and engine.recovery is None and not engine.unhealable:
+            recovery_of(self.procs)
+        return view
 
     def size(self, dim: str | None = None) -> int:
         """The number of ranks, or the size of a dimension."""
@@ -187,7 +194,13 @@ class Mesh:
     def manual_seed(self, seed: int) -> None:
         """Restart the random numbers of this mesh. Until then they are those of the program's seed at its first use."""
         check_number("seed", seed, least=0)
-        call_by_name(self._view, "seed", [seed], [], 0)
+        view = self._view
+        call_by_name(view, "seed", [seed], [], 0)
+        if view.engine.recovery is not None:
+            if recovery_of(self.procs).is_preparing:
+                self.begin_version()
+            else:
+                view.engine.recovery.note_change()
 
     # ---- functions ----
 
@@ -210,6 +223,9 @@ class Mesh:
         for tensor in tensors_in((args, kwargs)):
             if tensor._h.view is not view:
                 raise foreign(tensor, view)
+        recovery = view.engine.recovery
+        if recovery is not None and any(t._h.number < recovery.last_mark for t in tensors_in((args, kwargs))):
+            recovery.note_change()  # it may write to them
         args, kwargs = tree_map(sent, (args, kwargs))
         return _remote_of(function, propagate).run_on(view, args, kwargs)
 
@@ -284,71 +300,55 @@ class Mesh:
         """
         from monarch_hpc.tensor.training.checkpoint import load
 
-        return load(self._view, state, path)
+        view = self._view
+        engine = view.engine
+        if engine.recovery is not None:
+            engine.recovery.note_change()
+        loaded = load(view, state, path)
+        if engine.recovery is not None:
+            self.begin_version()
+            engine.wait()
+        return loaded
+
+    # ---- ranks that die ----
+
+    @property
+    def version(self) -> int:
+        """The number of optimizer steps that are known to be done on all ranks, without those under way.
+
+        -1 if there are no versions: with ``commit=False``, and with modules or optimizers that live on the ranks.
+        """
+        return -1 if self._view.engine.recovery is None else recovery_of(self.procs).num_steps
+
+    def begin_version(self) -> None:
+        """Issue what `commit` does, without waiting, if tensors of this mesh have versions."""
+        view = self._view
+        if view.engine.recovery is not None and len(view.ranks) == len(self.procs.root.region):
+            recovery_of(self.procs).commit(view, num_steps=0)
+
+    def commit(self) -> None:
+        """Make the state as it is now the one that `heal` goes back to, as an optimizer step does; waits for it.
+
+        For changes that no optimizer makes, and for tensors that are made before the first step: those that
+        `module_to_mesh` has not made.
+
+        Raises:
+            DeviceMeshError: a rank is gone.
+            TypeError: modules or optimizers live on the ranks, which no version includes.
+            Exception: an operation failed, and nobody has read its result.
+        """
+        recovery_of(self.procs).commit(self._view, num_steps=0)
+        self.sync()
+
+    def heal(self, *, rewind: bool = False) -> Mesh:
+        """Bring this mesh back after a `DeviceMeshError`; see `monarch_hpc.distributed.heal_mesh`."""
+        from monarch_hpc.tensor.healing.heal import heal_mesh  # it heals what this module makes
+
+        return heal_mesh(self, rewind=rewind)
 
     def stop(self, reason: str = "") -> None:
         """End the procs; see `ProcMesh.stop`."""
         self.procs.stop(reason).get()
-
-
-def distribute(tensor: torch.Tensor, mesh: Mesh, sharding_spec: ShardingSpec | None = None) -> MeshTensor:
-    """Shard a tensor over a mesh; each rank is sent its shard only.
-
-    Args:
-        tensor: one of the program, or one that is sharded already, which is redistributed.
-        mesh: the mesh.
-        sharding_spec: for each dimension of the tensor, the name of the dimension of the mesh that it is split over, a
-            tuple of such names, or None; those that are left out are not split. Sizes need not divide.
-
-    Raises:
-        KeyError: the mesh has no dimension of a name.
-        TypeError: an argument is of another type.
-        ValueError: the specification is too long, or names a dimension twice; or *tensor* is on another mesh, or each
-            rank has a value of its own.
-    """
-    check_instance("tensor", tensor, torch.Tensor, "a tensor")
-    check_instance("mesh", mesh, Mesh, "a Mesh, see monarch_hpc.distributed.Mesh")
-    extent = mesh._region.extent
-    dims = place_dims(sharding_spec, tensor.dim(), extent)
-    if tensor.__class__ is MeshTensor:
-        if tensor._h.view is not mesh._view:
-            raise foreign(tensor, mesh._view)
-        return tensor.redistribute(sharding_spec)
-    if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
-        raise TypeError(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be sharded: make it dense")
-    view = mesh._view
-    shape, grads = tuple(tensor.shape), tensor.requires_grad and tensor.is_leaf
-    names = [name for name, dim in zip(extent.names, dims, strict=True) if dim >= 0]
-    with torch._C.DisableTorchFunction():
-        value = tensor.detach().cpu()
-        own = _send_shards(mesh, value, dims, names)
-        meta = Meta.make(shape, torch.empty(shape, device="meta").stride(), value.dtype, value.device, grads, True)
-    number = call_by_name(view, "global_from_shards", [Ref(own), dims, shape, meta.stride, grads], [own])
-    view.dead.append(own)
-    return new_tensor(number, view, shape, value.dtype, grads)
-
-
-def _send_shards(mesh: Mesh, value: torch.Tensor, dims: tuple[int, ...], names: list[str]) -> int:
-    """Send each rank its shard, ranks with the same one together; return the number under which all have it."""
-    region, view = mesh._region, mesh._view
-    engine, extent = view.engine, region.extent
-    operations: Any = view.operations
-    number = -1
-    with engine.lock:
-        for rank in range(len(region)):
-            point = extent.point(rank)
-            if any(point[name] for name in extent.names if name not in names):
-                continue  # has the same shard as the rank at 0 there
-            place = [point[name] for name in extent.names]
-            part = value[shard_slices(value.shape, dims, extent.shape, place)].clone(
-                memory_format=torch.contiguous_format
-            )
-            target = operations.view_at(region.slice(**{name: point[name] for name in names}))
-            if number < 0:
-                number = engine.emit(target, [PUT, -2, -1], 1, part)
-            else:
-                engine.emit(target, [PUT, -2, number], 0, part)
-    return number
 
 
 def _started(extent: Extent, hosts: HostMesh | None) -> ProcMesh:

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from monarch_hpc.core.arguments import check_callable, check_instance
-from monarch_hpc.tensor.sharded.mesh import Mesh, distribute
+from monarch_hpc.tensor.sharded.distribution import distribute
+from monarch_hpc.tensor.sharded.mesh import Mesh
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, place_dims
 from monarch_hpc.tensor.training.modules import remote_module
 
@@ -95,4 +96,6 @@ def _placed(
         if isinstance(tensor, nn.Parameter):
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         copies[id(tensor)] = placed
-    return copy.deepcopy(module, copies)
+    placed_module = copy.deepcopy(module, copies)
+    mesh.begin_version()
+    return placed_module

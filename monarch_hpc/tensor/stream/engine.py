@@ -7,7 +7,7 @@ that are not acknowledged. A frame leaves when it is full, when a value is read,
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import RLock
@@ -16,34 +16,21 @@ from typing import Any
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.sections.tensor import TensorConfig
-from monarch_hpc.core.errors import ActorDied, DeviceMeshError, MonarchError, SupervisionError
+from monarch_hpc.core.errors import ActorDied, DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.ops.meta import TensorOperations
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
-from monarch_hpc.tensor.stream.records import FIRST_TEMPLATE, FREE
+from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, first_to_differ, is_reached
+from monarch_hpc.tensor.stream.records import FREE, HALTED
 from monarch_hpc.tensor.stream.sites import Site, site_here
+from monarch_hpc.tensor.stream.templates import TemplateTable
+from monarch_hpc.tensor.stream.versions import Versions
 from monarch_hpc.tensor.worker.report import OpFailure
 
-__all__ = ["Sequenced", "TensorEngine", "View"]
-
-
-class Sequenced:
-    """A frame that is not acknowledged.
-
-    Args:
-        base: sequence number of its first operation.
-        sites: the lines that issued its operations.
-    """
-
-    __slots__ = ("base", "future", "sites")
-
-    def __init__(self, base: int, sites: list[Site]) -> None:
-        self.base = base
-        self.sites = sites
-        self.future: Future[Any] | None = None
+__all__ = ["TensorEngine", "View"]
 
 
 class View:
@@ -81,11 +68,6 @@ class View:
         return self.engine.name
 
 
-def _seqs(answer: Any) -> frozenset[int]:
-    """The operations that failed on a rank."""
-    return frozenset() if isinstance(answer, BaseException) else frozenset(failure[0] for failure in answer)
-
-
 class TensorEngine:
     """Issues records to the workers of one mesh of procs; for any thread.
 
@@ -104,6 +86,11 @@ class TensorEngine:
         next_value: number of the next value.
         recorder: takes each frame that is sent while a step is captured.
         site_log: collects the lines of all frames, with the number of the first operation; None if nobody asks.
+        epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
+        broken: why no operation can be issued; None if they can.
+        recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
+        templates: descriptions of operations, which the ranks get once.
+        unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
     """
 
     def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
@@ -118,16 +105,15 @@ class TensorEngine:
         self.next_value = 1
         self.views: dict[tuple[Region, bool], View] = {}
         self.failures = Failures(config.keep_errors)
-        self.broken: MonarchError | None = None
+        self.broken: DeviceMeshError | None = None
         self.recorder: FrameRecorder | None = None
         self.site_log: list[tuple[int, list[Site]]] | None = None
+        self.recovery: Versions | None = None
+        self.unhealable = ""
+        self.epoch = 0
+        self.templates = TemplateTable()
         self._abort = abort
         self._base = 0
-        self._templates: OrderedDict[Any, int] = OrderedDict()
-        self._specs: list[tuple[int, Any]] = []
-        self._known: dict[int, set[int]] = {}
-        self._spec_of: dict[int, Any] = {}
-        self._next_template = FIRST_TEMPLATE
         self._objects: list[Any] = []
         self._frames: deque[Sequenced] = deque()
         self._num_unacked = 0
@@ -145,13 +131,13 @@ class TensorEngine:
     def use(self, view: View) -> None:
         """Fill a frame for *view*; the caller holds the lock."""
         if self.broken is not None:
-            raise self.broken.with_traceback(None)  # it is raised again and again
+            raise self.failure()
         if self.view is not view:
             if self.ints:
                 self._send()
             self.view = view
         if view.mesh:
-            self.introduce(view.mesh, view)
+            self.templates.introduce(view.mesh, view.ranks)
         if not self.ints and not self._armed:
             self._armed = True
             self._io.call_later(self.config.flush_s, self._tick)
@@ -197,37 +183,9 @@ class TensorEngine:
         """
         with self.lock:
             self.use(view)
-            number = self.define(key, make)
-            self.introduce(number, view)
+            number = self.templates.define(key, make)
+            self.templates.introduce(number, view.ranks)
         return number
-
-    def define(self, key: Any, make: Callable[[], Any]) -> int:
-        """The number of a template that no rank has yet; arguments as of `template`."""
-        with self.lock:
-            number = self._templates.get(key)
-            if number is None:
-                number = self._templates[key] = self._next_template
-                self._next_template += 1
-                self._spec_of[number] = make()
-        return number
-
-    def introduce(self, number: int, view: View) -> None:
-        """Send a template to ranks that have not got it; the caller holds the lock."""
-        ranks = self._known.setdefault(number, set())
-        if not ranks.issuperset(view.ranks):
-            ranks.update(view.ranks)
-            self._specs.append((number, self._spec_of[number]))
-
-    def spec_of(self, number: int) -> Any:
-        """The template with a number."""
-        return self._spec_of[number]
-
-    def forget(self, key: Any) -> None:
-        """Forget a template that no later record uses."""
-        with self.lock:
-            number = self._templates.pop(key)
-            del self._spec_of[number]
-            self._known.pop(number, None)
 
     def free_dead(self, view: View) -> None:
         """Add a record that frees the values whose tensors are gone; the caller holds the lock."""
@@ -257,7 +215,12 @@ class TensorEngine:
         try:
             self._armed = False
             if self.ints and self.broken is None:
-                self._send(waits=False)
+                assert self.view is not None
+                self._armed = not is_reached(self.view.workers)
+                if not self._armed:
+                    self._send(waits=False)
+                else:  # to connect again would take a wait, which the program does when it reads
+                    self._io.call_later(self.config.flush_s, self._tick)
         finally:
             self.lock.release()
 
@@ -273,10 +236,10 @@ class TensorEngine:
             self.recorder.add(view, self.ints, self._objects, sites)
         if self.site_log is not None:
             self.site_log.append((self._base, sites))
-        frame = Sequenced(self._base, sites)
-        arguments = self._base, self._specs, self._objects, data, view.mesh
+        frame = Sequenced(self._base, sites, self.epoch)
+        arguments = self._base, self.templates.take_new(), self._objects, data, view.mesh, self.epoch
         self._base += len(sites)
-        self.ints, self.sites, self._specs, self._objects = [], [], [], []
+        self.ints, self.sites, self._objects = [], [], []
         self._num_unacked += len(sites)
         self._frames.append(frame)
         self.threshold = self.config.frame_ints
@@ -297,15 +260,23 @@ class TensorEngine:
 
     def _acknowledge(self, frame: Sequenced, view: View, done: Future[Any]) -> None:
         """Note the answers to a frame; on the driver."""
+        if frame.epoch != self.epoch:
+            return
+        halted: tuple[int, str] | None = None
         for rank, (_, answer) in zip(view.ranks, done.result(), strict=True):
             if isinstance(answer, BaseException):
                 self.lose(rank, answer)
                 continue
             failed: list[OpFailure] = answer
             for failure in failed:
+                if failure[0] == HALTED:
+                    halted = rank, failure[3]
+                    continue
                 self.failures.add(FailedOp(rank, frame.sites[failure[0] - frame.base], failure))
-        if view.mesh and len({_seqs(answer) for _, answer in done.result()}) > 1:
+        if view.mesh and len({failed_seqs(answer) for _, answer in done.result()}) > 1:
             self._part(view, done)
+        if halted is not None:
+            self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
         if not self._frames:
@@ -316,13 +287,7 @@ class TensorEngine:
         reports = [answer for _, answer in done.result()]
         if self.broken is not None or any(isinstance(answer, BaseException) for answer in reports):
             return
-        alike = frozenset.intersection(*(frozenset(failure[0] for failure in answer) for answer in reports))
-        rank, failure = next(
-            (rank, failure)
-            for rank, answer in zip(view.ranks, reports, strict=True)
-            for failure in answer
-            if failure[0] not in alike
-        )
+        rank, failure = first_to_differ(view.ranks, reports)
         self._end("diverged", rank, f"it failed in {failure[1]}, and others did not: {failure[2]}: {failure[3]}")
 
     # ---- reads and ends ----
@@ -340,12 +305,14 @@ class TensorEngine:
             if frame.base <= root < frame.base + len(frame.sites) and frame.future is not None:
                 frame.future.exception()
         if self.broken is not None:
-            return self.broken
+            return self.failure()
+        if root < 0:
+            return DeviceMeshError(self.name, "lost", -1, "a value made since could not be kept when it was healed")
         return self.failures.take(root)
 
     def error_of_unread(self, root: int) -> Exception | None:
         """The exception of a failed operation, unless it was raised already."""
-        return self.error_of(root) if self.failures.is_unread(root) or self.site_of(root) is not None else None
+        return self.error_of(root) if root < 0 or self.failures.is_unread(root) or self.site_of(root) else None
 
     def wait(self) -> None:
         """Wait until all ranks have executed what was issued.
@@ -361,7 +328,9 @@ class TensorEngine:
             # Its callback may still run, on the thread that drives the I/O.
             self._io.wait(partial(self._is_gone, future), None)
         if self.broken is not None:
-            raise self.broken.with_traceback(None)  # it is raised again and again
+            raise self.failure()
+        if self.recovery is not None:
+            self.recovery.release_all()
 
     def _is_gone(self, seen: Future[Any]) -> bool:
         return not self._frames or self._frames[0].future is not seen
@@ -393,6 +362,33 @@ class TensorEngine:
             self._end("torn", rank, str(cause))
         assert self.broken is not None
         self.broken.__cause__ = error
+
+    def suspect(self, rank: int, cause: str) -> None:
+        """Note that *rank* executes nothing more, because others may have left it."""
+        if self.broken is None:
+            self._end("diverged", rank, cause)
+
+    def failure(self) -> DeviceMeshError:
+        """Why the mesh cannot go on; where this thread may wait, as a fact, for which the ranks are asked."""
+        if self.recovery is not None and not self._io.driving:
+            self.recovery.settle()
+        assert self.broken is not None
+        return self.broken.with_traceback(None)  # it is raised again and again
+
+    def mended(self) -> None:
+        """Go on after a failure: what was under way is dropped, and will not be acknowledged."""
+        with self.lock:
+            self.ints, self.sites, self._objects = [], [], []
+            self._frames.clear()
+            self._num_unacked = 0
+            self.failures.forgive()
+            self.threshold = self.config.first_frame_ints
+            self.broken = None
+
+    def forfeit(self, what: str) -> None:
+        """Keep no versions from here on: ranks hold *what*, which no version includes."""
+        with self.lock:
+            self.unhealable, self.recovery = self.unhealable or what, None
 
     def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
         self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)

@@ -97,6 +97,12 @@ class Failures:
             op = self._ops.get(seq)
         return op is not None and not op.is_read
 
+    def forgive(self) -> None:
+        """Mark all as read: what they spoilt is dropped."""
+        with self._lock:
+            for op in self._ops.values():
+                op.is_read = True
+
     def take_unread(self) -> Exception | None:
         """The first unread exception; marks all as read, and notes the number of others."""
         with self._lock:

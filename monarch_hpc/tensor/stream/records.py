@@ -16,10 +16,12 @@ __all__ = [
     "ALIAS",
     "BACKWARD",
     "CALL",
+    "COMMIT",
     "DTYPES",
     "FIRST_TEMPLATE",
     "FREE",
     "GET_GRAD",
+    "HALTED",
     "LEND",
     "NO_GRAD",
     "OPTIMIZER_STEP",
@@ -67,7 +69,12 @@ LEND = 10
 """``LEND, value, token``; a copy for an actor. Tokens are numbers like those of results: they grow."""
 OPTIMIZER_STEP = 14
 """``OPTIMIZER_STEP, optimizer``; in programs only."""
+COMMIT = 15
+"""``COMMIT, version, number of the next value``; a barrier of all ranks."""
 FIRST_TEMPLATE = 16
+
+HALTED = -1
+"""Stands for the operation in the report of a rank that has executed nothing, or not all."""
 
 DTYPES = (
     "float32",

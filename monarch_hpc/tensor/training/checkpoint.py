@@ -160,7 +160,7 @@ class _Wanted:
         params = [param for group in getattr(part, "param_groups", ()) for param in group["params"]]
         for place, what in places.items():
             tensor = own.get(place)
-            if what is None or not what[0] or (tensor is not None and tensor.__class__ is not MeshTensor):
+            if what is None or (tensor.__class__ is not MeshTensor and (tensor is not None or not what[0])):
                 # Small things travel to the program.
                 set_element(self.tree, place, None if what is None else torch.zeros(what[0], dtype=what[1]))
                 continue

@@ -175,6 +175,7 @@ def remote_module(
         shell = copy.deepcopy(module).to("meta")
         built = Issued("modules.build", [module, plan], [], -2)
     number = built.issue(view)
+    view.engine.forfeit("a module lives on its ranks, whose state is on no other rank")
     named: dict[str, torch.Tensor] = dict(module.named_parameters())
     named_buffers = dict(module.named_buffers())
     num = len(named) + len(named_buffers)

@@ -68,6 +68,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             for own, group in zip(self._sent, self.param_groups, strict=True)
         ]
         number = Issued("optimizers.build", [cls, groups, options], self._numbers, -2).issue(view)
+        view.engine.forfeit("an optimizer lives on its ranks, whose state is on no other rank")
         self._holder = held(number, view)
         self._own = [number, *self._numbers]
         self._step = Issued("optimizers.step", [Ref(number), []], self._own, 0, grads="read")

@@ -13,8 +13,10 @@ from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.stream.holdings import Reply
 from monarch_hpc.tensor.stream.records import (
     FIRST_TEMPLATE,
+    HALTED,
     CollectiveSpec,
     CoordinateSpec,
     MeshSpec,
@@ -25,16 +27,14 @@ from monarch_hpc.tensor.stream.records import (
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.groups import Groups
-from monarch_hpc.tensor.worker.local import add_worker
+from monarch_hpc.tensor.worker.healing.rank import RankHealing
+from monarch_hpc.tensor.worker.local import add_worker, reopen_worker
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
 from monarch_hpc.tensor.worker.template import Template
-from monarch_hpc.tensor.worker.values import Dependent, Failure
+from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
 __all__ = ["TensorWorker", "WorkerSettings"]
-
-Reply = tuple[str, Any, tuple[int, ...]]
-"""``value`` or ``failed``; the value, or the number of the operation; numbers of effects that failed since the last."""
 
 
 class WorkerSettings:
@@ -71,9 +71,10 @@ class TensorWorker(Actor):
         places = {rank: place for place, rank in enumerate(settings.ranks)}
         self._rank = settings.ranks[place]
         self._groups = Groups(self._rank, settings.addresses, control, places, settings.collective_s)
-        self._execution = Execution(self._rank, self._groups, self._lend, self._run)
+        self._values = Values()
+        self._healing = RankHealing(self._rank, self._values, self._groups, settings.ranks)
+        self._execution = Execution(self._rank, self._values, self._groups, self._healing, self._lend, self._run)
         self._templates = self._execution.templates
-        self._values = self._execution.values
         self._shardings: dict[int, Any] = {}
         self._failures: list[OpFailure] = []
         self._effects: list[int] = []
@@ -82,13 +83,14 @@ class TensorWorker(Actor):
         self._last_lent = 0
         self._lending = Condition()
         self._cause = ""
+        self._key = settings.key
         add_worker(settings.key, self)
 
     # ---- the op stream ----
 
     @endpoint
     def run(
-        self, base: int, specs: list[tuple[int, Any]], objects: list[Any], data: bytes, mesh: int = 0
+        self, base: int, specs: list[tuple[int, Any]], objects: list[Any], data: bytes, mesh: int, epoch: int
     ) -> list[OpFailure]:
         """Execute a frame; return the operations that failed, without those that only depend on them.
 
@@ -99,9 +101,11 @@ class TensorWorker(Actor):
             data: the records. The program makes no malformed ones: they end the frame, and so the mesh.
             mesh: number of the `MeshSpec` whose sharded tensors the frame is about; 0 if it is about values that
                 each rank has of its own.
+            epoch: number of the attempt to have a mesh; frames of earlier ones are not executed.
         """
-        for number, spec in specs:
-            self._define(number, spec, base)
+        self._define_all(specs)
+        if self._healing.cause or epoch < self._healing.epoch:
+            return [self._halted()]
         record = memoryview(data).cast("q").tolist()
         self._failures = []
         if mesh:
@@ -114,7 +118,14 @@ class TensorWorker(Actor):
                 self._execution.sharding = None
         else:
             self._run(base, record, objects)
-        return self._failures
+        return [*self._failures, self._halted()] if self._healing.cause else self._failures
+
+    def _halted(self) -> OpFailure:
+        return HALTED, "", "", self._healing.cause, "", b""
+
+    def _define_all(self, specs: list[tuple[int, Any]]) -> None:
+        for number, spec in specs:
+            self._define(number, spec)
 
     def _sharding_of(self, mesh: int) -> Any:
         """How operators run on the tensors of a mesh; joins its process groups at the first use."""
@@ -125,9 +136,10 @@ class TensorWorker(Actor):
 
             spec = self._templates[mesh]
             found = self._shardings[mesh] = Sharding(spec, self._rank, self._groups)
+            self._healing.add(mesh, found)
         return found
 
-    def _define(self, number: int, spec: Any, base: int) -> None:
+    def _define(self, number: int, spec: Any) -> None:
         try:
             match spec:
                 case OpSpec():
@@ -160,6 +172,8 @@ class TensorWorker(Actor):
                     first = a[i + template.size - 1]
                     results = range(first, first + template.num_outs)
                     self._fail(seq, error, template.name, results, [a[i + place] for place in template.mutated])
+                    if self._healing.cause:
+                        break
                 i += template.size
                 seq += 1
                 continue
@@ -170,6 +184,8 @@ class TensorWorker(Actor):
                 step.run()
             except BaseException as error:  # noqa: BLE001 user code, and torch's errors of any class
                 self._fail(seq, error, step.name, step.results, step.written)
+            if self._healing.cause:  # of an operation of a captured step, maybe
+                break
             grad = torch.is_grad_enabled()
             i += step.size
             seq += step.num
@@ -180,6 +196,8 @@ class TensorWorker(Actor):
             root = error.root
         else:
             root = seq
+            if self._execution.sharding is not None and self._healing.note_failure(seq, error):
+                return
             self._failures.append(pack_failure(seq, name, error))
         if not results and not written:
             self._effects.append(root)
@@ -190,24 +208,78 @@ class TensorWorker(Actor):
     @endpoint
     def read(self, numbers: list[int]) -> Reply:
         """Return copies of values."""
-        effects, self._effects = tuple(self._effects), []
         found = []
         for number in numbers:
-            value = self._values[number]
+            value = self._value(number)
             if type(value) is Failure:
-                return "failed", value.root, effects
+                return self._reply("failed", value.root)
             found.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
-        return "value", found, effects
+        return self._reply("value", found)
+
+    def _value(self, number: int) -> Any:
+        try:
+            return self._values[number]
+        except Dependent as lost:
+            return Failure(lost.root)
+        except KeyError:
+            if self._healing.cause:
+                return None
+            raise
+
+    def _reply(self, kind: str, value: Any) -> Reply:
+        effects, self._effects = tuple(self._effects), []
+        journal, cause = self._healing.journal, self._healing.cause
+        if cause:
+            kind, value = "halted", cause
+        return kind, value, effects, journal.version, journal.effects
 
     @endpoint
     def describe(self, first: int) -> Reply:
         """Return the structure of the result of the call whose first result has this number."""
-        effects, self._effects = tuple(self._effects), []
         described = self._execution.described.pop(first, None)
         if described is None:
             value = self._values.get(first)
-            return "failed", value.root if type(value) is Failure else -1, effects
-        return "value", described, effects
+            return self._reply("failed", value.root if type(value) is Failure else -1)
+        return self._reply("value", described)
+
+    # ---- healing ----
+
+    @endpoint
+    def heal(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of `RankHealing`, in turn with frames."""
+        return getattr(self._healing, method)(*arguments, **options)
+
+    @endpoint
+    def join(
+        self,
+        specs: list[tuple[int, Any]],
+        meshes: list[int],
+        epoch: int,
+        addresses: dict[int, str],
+        at: tuple[int, int],
+    ) -> None:
+        """Take templates, and meet the other ranks again; captured steps are forgotten.
+
+        Args:
+            specs: templates that a rank may not have.
+            meshes: numbers of those that describe meshes with sharded tensors.
+            epoch: number of this attempt.
+            addresses: IP addresses by rank.
+            at: version of the values, and the number from which on they are younger.
+        """
+        for number in [number for number, one in self._templates.items() if type(one) is ReplayedProgram]:
+            del self._templates[number]
+        self._define_all(specs)
+        self._cause = ""
+        reopen_worker(self._key)
+        self._healing.meet(epoch, addresses)
+        for mesh in meshes:  # in the same order on all ranks: each waits for the others of its groups
+            if mesh in self._shardings:
+                self._shardings[mesh].rejoin()
+            elif self._rank in self._templates[mesh].ranks:
+                self._sharding_of(mesh)
+        self._healing.begin(*at)
+        self._effects = []
 
     # ---- copies for actors ----
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from typing import NoReturn
+
 from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.tensor.worker.local import end_worker, forget_worker
 
 __all__ = ["TensorControl"]
+
+_LEFT = 70
 
 
 class TensorControl(Actor):
@@ -22,6 +27,7 @@ class TensorControl(Actor):
         self._entries: dict[str, bytes] = {}
         self._waiting: dict[str, list[ResponsePort]] = {}
         self._cause = ""
+        self._epoch = 0
 
     @endpoint(explicit_response_port=True)
     def watch(self, port: ResponsePort) -> None:
@@ -45,8 +51,8 @@ class TensorControl(Actor):
     @endpoint(explicit_response_port=True)
     def get(self, port: ResponsePort, key: str) -> None:
         """Answer with an entry, as soon as it is there."""
-        if self._cause:
-            port.exception(RuntimeError(self._cause))
+        if self._cause or int(key.partition("/")[0]) < self._epoch:
+            port.exception(RuntimeError(self._cause or "the mesh was healed meanwhile"))
         elif key in self._entries:
             port.send(self._entries[key])
         else:
@@ -66,6 +72,17 @@ class TensorControl(Actor):
                 port.exception(RuntimeError(cause))
         self._waiting.clear()
         end_worker(self._key, cause)
+
+    @endpoint
+    def begin(self, epoch: int) -> None:
+        """Let ranks meet again; those of an earlier epoch get no answers."""
+        self._cause, self._epoch = "", epoch
+        self._entries = {key: value for key, value in self._entries.items() if int(key.partition("/")[0]) >= epoch}
+
+    @endpoint
+    def leave(self) -> NoReturn:
+        """End this process, whose worker does not answer: what it does later must not count."""
+        os._exit(_LEFT)
 
     def __cleanup__(self, _error: BaseException | None) -> None:
         self._watchers.clear()

@@ -21,6 +21,7 @@ from monarch_hpc.tensor.stream.records import (
     TransferSpec,
 )
 from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 from monarch_hpc.wire.serializer import loads
@@ -63,7 +64,9 @@ class Execution:
 
     Args:
         rank: rank in the mesh of procs.
+        values: its values.
         groups: the process groups of this rank.
+        healing: what is done for commits, and in a heal.
         lend: takes a token and a copy of a value, for an actor of this proc.
         run: executes records: the first one's sequence number, integers, and objects.
 
@@ -75,11 +78,13 @@ class Execution:
     def __init__(
         self,
         rank: int,
+        values: Values,
         groups: Groups,
+        healing: RankHealing,
         lend: Callable[[int, Any], None],
         run: Callable[[int, list[int], Sequence[Any]], None],
     ) -> None:
-        self.values = Values()
+        self.values = values
         self.templates: dict[int, Any] = {}
         self.described: dict[int, Any] = {}
         self.sharding: Any = None
@@ -88,6 +93,7 @@ class Execution:
         self._lend = lend
         self._run = run
         self._program: ReplayedProgram | None = None
+        self.healing = healing
         self._kept: dict[int, tuple[torch.Tensor, int]] = {}  # copies within this rank, by tag
 
     def begin(self, a: list[int], i: int, seq: int, objects: Sequence[Any]) -> RecordStep:
@@ -130,6 +136,8 @@ class Execution:
                 optimizer = self._program.optimizers[a[i + 1]]
                 run = partial(optimizer.step, values, self._program.floats, self.sharding)
                 return RecordStep("Optimizer.step", 2, run, written=optimizer.written)
+            case records.COMMIT:
+                return RecordStep("commit", 3, partial(self.healing.commit, a[i + 1], a[i + 2]))
             case number:
                 return self._begin_spec(self.templates[number], a, i, seq)
 
@@ -172,6 +180,7 @@ class Execution:
 
     def _backward(self, loss: int, gradient: int, retain: bool, leaves: list[int], seq: int) -> None:
         values = self.values
+        self.healing.journal.effects += 1
         try:
             values.check((loss, gradient))
             torch._C._set_grad_enabled(True)
@@ -207,10 +216,11 @@ class Execution:
 
     def _require_grad(self, leaf: int, flag: bool) -> None:
         self.values.check((leaf,))
-        if self.sharding is not None:
-            self.sharding.require_grad(self.values[leaf], flag)
-        else:
-            self.values[leaf].requires_grad_(flag)
+        value, journal = self.values[leaf], self.healing.journal
+        change = value.requires_grad_ if self.sharding is None else partial(self.sharding.require_grad, value)
+        if leaf < journal.mark and value.requires_grad is not flag:
+            journal.on_undo(partial(change, not flag))
+        change(flag)
 
     def _set_data(self, target: int, value: int) -> None:
         self.values.check((target, value))
@@ -247,6 +257,8 @@ class Execution:
         versions = {number: tensor._version for number, tensor in tensors.items()}
         try:
             self._call_function(request, first, refs)
+            if any(tensor._version != versions[number] for number, tensor in tensors.items()):
+                self.healing.journal.effects += 1
         except BaseException:
             written += [number for number, tensor in tensors.items() if tensor._version != versions[number]]
             raise
@@ -255,6 +267,9 @@ class Execution:
         values = self.values
         loaded: Any = loads(request.packed, request.buffers)
         function = _imported(loaded[0]) if isinstance(loaded[0], str) else loaded[0]
+        own = isinstance(loaded[0], str) and loaded[0].startswith(_OWN_CALLS)
+        if self.sharding is not None and (not own or loaded[0] in _WRITING_CALLS):
+            self.healing.journal.save_all(refs)  # nobody knows which of them it writes to
         args, kwargs = _with_values(loaded[1:], values, refs)
         torch._C._set_grad_enabled(request.grad)
         result = function(*args, **kwargs)
@@ -263,7 +278,7 @@ class Execution:
             return
         leaves, tree = tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if self.sharding is not None and not (isinstance(loaded[0], str) and loaded[0].startswith(_OWN_CALLS)):
+        if self.sharding is not None and not own:
             self.sharding.check_results(tensors)
         if request.num_outs >= 0 and len(tensors) != request.num_outs:
             raise RuntimeError(
@@ -331,6 +346,8 @@ class Execution:
 
 
 _OWN_CALLS = SHARDED_CALLS, TRAINING_CALLS
+_WRITING_CALLS = (f"{TRAINING_CALLS}checkpoints.load",)
+"""Those that write to values; modules and optimizers that live here do, too, but are in no version."""
 
 
 def _imported(name: str) -> Any:

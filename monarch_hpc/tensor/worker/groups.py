@@ -11,12 +11,14 @@ import datetime
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.records import CollectiveSpec
 from monarch_hpc.tensor.worker.control import TensorControl
@@ -25,6 +27,10 @@ from monarch_hpc.tensor.worker.sockets import cut_connections, listening_ports
 __all__ = ["Groups"]
 
 _Store: Any = dist.Store  # type: ignore[attr-defined]  # torch does not declare it
+
+_CUT_S = 0.005
+_CUTS = 12_000
+"""Number of times that the connections of a rank are cut which does not come out of its collective: for a minute."""
 
 _OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -100,6 +106,8 @@ class Groups:
 
     Attributes:
         timeout_s: likewise.
+        epoch: number of attempts to have a mesh, of which each has groups of its own.
+        cause: why there are no more collectives; empty if there are.
     """
 
     def __init__(
@@ -118,26 +126,75 @@ class Groups:
         self._groups: dict[tuple[int, ...], Any] = {}
         self._device: Any = None
         self._ports: set[int] = set()
-        self._cause = ""
         self._sent: list[tuple[Any, torch.Tensor]] = []
+        self.epoch = 0
+        self._cutter: Thread | None = None
+        self._settled = Event()
+        self.cause = ""
 
     def abort(self, cause: str) -> None:
-        """End the collectives under way and all to come; from any thread."""
-        self._cause = cause
+        """End the collectives under way and all to come; from any thread.
+
+        Connections are cut until `settle`: the rank may be between two collectives, or connecting.
+        """
+        self.cause = cause
         cut_connections(self._ports)
+        if self._cutter is None:
+            self._settled.clear()
+            self._cutter = Thread(self._cut)
+
+    def _cut(self) -> None:
+        for _ in range(_CUTS):
+            if self._settled.wait(_CUT_S):
+                return
+            cut_connections(set(self._ports))
+
+    def settle(self) -> None:
+        """Cut no more connections: this rank is in no collective."""
+        self._settled.set()
+        if self._cutter is not None:
+            self._cutter.join()
+            self._cutter = None
+
+    def begin(self, epoch: int, addresses: dict[int, str]) -> None:
+        """Begin anew: groups are made again, with others that do so, too.
+
+        Args:
+            epoch: number of this attempt, the same on all ranks.
+            addresses: IP addresses by rank.
+        """
+        self.settle()
+        self._groups.clear()
+        self._sent.clear()
+        self._ports.clear()
+        self.epoch, self._addresses, self.cause = epoch, addresses, ""
+
+    def agree(self, ranks: tuple[int, ...], number: int) -> tuple[int, int]:
+        """Exchange a number; return the lowest and the highest. Nobody gets an answer before all have asked."""
+        if len(ranks) == 1:
+            return number, number
+        both = torch.tensor([number, -number])
+        self.of(ranks).allreduce([both], _options(dist.ReduceOp.MAX)).wait()
+        return -int(both[1]), int(both[0])
+
+    def flush_sends(self) -> None:
+        """Wait until what was sent has left."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
 
     def of(self, ranks: tuple[int, ...]) -> Any:
         """The process group of some ranks, of which this is one."""
-        if self._cause:
-            raise RuntimeError(self._cause)
+        if self.cause:
+            raise RuntimeError(self.cause)
         group = self._groups.get(ranks)
         if group is None:
             group = self._groups[ranks] = self._join(ranks)
         return group
 
     def store(self, rank: int, prefix: str) -> ChannelStore:
-        """A rendezvous on a rank, whose keys begin with *prefix*."""
-        return ChannelStore(self._control.slice(procs=self._places[rank]), prefix, self.timeout_s)
+        """A rendezvous on a rank, whose keys begin with *prefix*, in this epoch."""
+        return ChannelStore(self._control.slice(procs=self._places[rank]), f"{self.epoch}/{prefix}", self.timeout_s)
 
     def _join(self, ranks: tuple[int, ...]) -> Any:
         store = self.store(ranks[0], "-".join(map(str, ranks)) + "/")
@@ -154,8 +211,8 @@ class Groups:
         for rank in ranks:
             self._ports |= {int(port) for port in store.get(f"port/{rank}").decode().split(",") if port}
         group = gloo(store, ranks.index(self._rank), len(ranks), options)
-        if self._cause:
-            raise RuntimeError(self._cause)
+        if self.cause:
+            raise RuntimeError(self.cause)
         return group
 
     # ---- reductions ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Condition
 from typing import Protocol
 
-__all__ = ["WorkerState", "add_worker", "end_worker", "forget_worker", "wait_for_worker"]
+__all__ = ["WorkerState", "add_worker", "end_worker", "forget_worker", "reopen_worker", "wait_for_worker"]
 
 
 class WorkerState(Protocol):
@@ -42,6 +42,12 @@ def end_worker(key: int, cause: str) -> None:
         state = _states.get(key)
     if state is not None:
         state.abort(cause)
+
+
+def reopen_worker(key: int) -> None:
+    """Wait for the worker of an engine again, whose mesh is healed."""
+    with _changed:
+        _ended.pop(key, None)
 
 
 def forget_worker(key: int) -> None:

@@ -41,17 +41,33 @@ class Values(dict[int, Any]):
     Attributes:
         num_failed: number of failures among them; while it is 0, arguments need no check.
         grads: failures of gradients, by number of their leaf.
+        mark: values with smaller numbers are kept when they are dropped or spoilt, until a commit; see `Journal`.
+        freed: those that were dropped.
+        spoilt: those that are marked as failed.
+        lost_root: the operation that has spoilt values which are not there; 0 if all are.
     """
 
     def __init__(self) -> None:
         super().__init__({0: None})
         self.num_failed = 0
         self.grads: dict[int, Failure] = {}
+        self.mark = 0
+        self.freed: dict[int, Any] = {}
+        self.spoilt: dict[int, Any] = {}
+        self.lost_root = 0
+
+    def __missing__(self, number: int) -> Any:
+        if self.lost_root:
+            raise Dependent(self.lost_root)
+        raise KeyError(number)
 
     def free(self, numbers: Iterable[int]) -> None:
         """Drop values."""
         for number in numbers:
-            if type(self.pop(number, None)) is Failure:
+            value = self.pop(number, None)
+            if number < self.mark and value is not None:
+                self.freed[number] = value
+            if type(value) is Failure:
                 self.num_failed -= 1
             if self.grads:
                 self.grads.pop(number, None)
@@ -84,7 +100,10 @@ class Values(dict[int, Any]):
         hit = {_storage(value) for number in written if isinstance(value := self.get(number), torch.Tensor)}
         spoilt = [n for n, value in self.items() if isinstance(value, torch.Tensor) and _storage(value) in hit]
         for number in (*results, *spoilt):
-            if type(self.get(number)) is not Failure:
+            value = self.get(number)
+            if number < self.mark and value is not None:
+                self.spoilt.setdefault(number, value)
+            if type(value) is not Failure:
                 self.num_failed += 1
             self[number] = failure
 

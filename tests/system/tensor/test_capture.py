@@ -24,7 +24,7 @@ _GET_S = 60.0
 @pytest.fixture(scope="module")
 def mesh(procs: ProcMesh) -> Mesh:
     """The procs as a mesh for sharded tensors."""
-    return Mesh(procs=procs)
+    return Mesh(procs=procs, commit=False)
 
 
 def network() -> nn.Module:

@@ -30,7 +30,7 @@ def twin(hosts: HostMesh) -> Iterator[ProcMesh]:
 @pytest.fixture(scope="module")
 def mesh(procs: ProcMesh) -> Mesh:
     """The procs as a mesh for sharded tensors."""
-    return Mesh(procs=procs)
+    return Mesh(procs=procs, commit=False)
 
 
 class Keeper(Actor):

@@ -1,4 +1,4 @@
-"""Reports of the collectives that operations on sharded tensors imply, and of the tensors that the program holds."""
+"""Counts of what operations on sharded tensors imply between ranks, and of what the program holds, by its lines."""
 
 from __future__ import annotations
 

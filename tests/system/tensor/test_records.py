@@ -97,7 +97,7 @@ def test_malformed_records_end_a_frame_and_no_worker(fuzzed: ProcMesh, monkeypat
                 if not ints:
                     break
             data = array("q", ints).tobytes() + b"x" * (number % 50 == 49)
-            answers = view.workers.run.options(on_error="collect").call(10**9, [], [], data, 0).get(_GET_S)
+            answers = view.workers.run.options(on_error="collect").call(10**9, [], [], data, 0, 0).get(_GET_S)
             assert len(answers) == 2
     # The values that the program knows may be gone, but the workers are there.
     with procs.activate():
@@ -123,9 +123,9 @@ def test_operations_in_a_loop_leave_nothing(procs: ProcMesh) -> None:
 
         run(max(_NUM_OPS // 4, 4000))  # fills caches and pools
         engine = x._h.view.engine  # type: ignore[attr-defined]
-        num_templates = len(engine._templates)
+        num_templates = len(engine.templates._numbers)
         here, there = resident_bytes(), int(inspect(resident_there()))
         run(_NUM_OPS)
-        assert len(engine._templates) <= num_templates + 2
+        assert len(engine.templates._numbers) <= num_templates + 2
         assert resident_bytes() - here < 32 * 2**20
         assert int(inspect(resident_there())) - there < 32 * 2**20

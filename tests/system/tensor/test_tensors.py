@@ -392,5 +392,5 @@ def test_a_million_values_leave_nothing_behind(procs: ProcMesh) -> None:
         sync(procs)
         assert live.call().get(_GET_S).item(dp=0) <= before + 20
         engine = x._h.view.engine
-        assert engine._next_template < 200
+        assert engine.templates._next < 200
         assert not engine._frames and not engine.ints

@@ -5,6 +5,7 @@ All that this package uses of torch's private names about process groups is here
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["RankMesh", "make_device_mesh"]
+__all__ = ["RankMesh", "make_device_mesh", "replace_groups"]
 
 _c10d: Any = torch._C._distributed_c10d
 _dist: Any = dist  # which does not declare all of its names
@@ -52,16 +53,46 @@ def make_device_mesh(
     for name in _QUIET:  # they advise those who write SPMD programs
         logging.getLogger(name).setLevel(logging.ERROR)
     mesh = RankMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
     mesh._dim_group_names = []
-    for place in range(ranks.ndim):
-        line = ranks[tuple(slice(None) if at == place else own for at, own in enumerate(coordinate))]
-        members = tuple(line.tolist())
-        group = _process_group(members, rank, f"{key}-{'-'.join(map(str, members))}", backend_of)
+    for members in _lines(mesh):
+        group = _process_group(members, rank, _group_name(key, members), backend_of)
         mesh._pg_registry[group.group_name] = group
         mesh._dim_group_names.append(group.group_name)
     return mesh
+
+
+def replace_groups(mesh: RankMesh, key: str, backend_of: Callable[[tuple[int, ...]], Any]) -> None:
+    """Give a mesh new process groups of the same names; arguments as of `make_device_mesh`."""
+    for members in _lines(mesh):
+        name = _group_name(key, members)
+        backend = backend_of(members)
+        kept = _replaced.get(name)
+        if kept is backend:  # another mesh of the same ranks has replaced it
+            mesh._pg_registry[name] = _c10d._resolve_process_group(name)
+            continue
+        with contextlib.suppress(RuntimeError):  # it was not made before the mesh broke
+            _c10d._unregister_process_group(name)
+        mesh._pg_registry[name] = _process_group(members, mesh.get_rank(), name, backend_of)
+        _replaced[name] = backend
+
+
+_replaced: dict[str, Any] = {}
+"""The backends of groups that were replaced, by name."""
+
+
+def _lines(mesh: RankMesh) -> list[tuple[int, ...]]:
+    """For each dimension, the ranks along it of which this is one."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    ranks = mesh.mesh
+    return [
+        tuple(ranks[tuple(slice(None) if at == place else own for at, own in enumerate(coordinate))].tolist())
+        for place in range(ranks.ndim)
+    ]
+
+
+def _group_name(key: str, members: tuple[int, ...]) -> str:
+    return f"{key}-{'-'.join(map(str, members))}"
 
 
 def _process_group(members: tuple[int, ...], rank: int, name: str, backend_of: Callable[[tuple[int, ...]], Any]) -> Any:

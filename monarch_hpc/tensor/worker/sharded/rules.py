@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from monarch_hpc.tensor.worker.healing.journal import Journal
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.trusted import REGULAR, TRUSTED
 
@@ -73,9 +74,11 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     Args:
         mesh: the device mesh.
         seed: of the random numbers, which are those of one process: each rank draws all of them.
-        trusts: whether DTensor's rule of an operator is used, given `is_regular`; for the sweep.
+        trusts: tells whether DTensor's rule of an operator is used, given `is_regular`; for the sweep.
 
     Attributes:
+        random_state: of the random numbers; replaced at each draw.
+        journal: is told of writes and draws; None in the sweep.
         world: gives the `World` of the ranks of *mesh*, which it makes at the first call, on all of them.
         last_seed: the seed that random numbers began with.
         counter: counts collectives; None if nobody asks.
@@ -87,6 +90,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self.mesh = mesh
         self.replicated = (Replicate(),) * mesh.ndim
         self._trusts = trusts or _is_trusted
+        self.journal: Journal | None = None
         self.world: Callable[[], Any] = _no_world
         self.counter: CommunicationCounter | None = None
         self._gathered: set[str] = set()
@@ -94,9 +98,20 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def seed(self, seed: int) -> None:
         """Restart the random numbers."""
+        if self.journal is not None:
+            self.journal.effects += 1
         self.random_state = torch.Generator().manual_seed(seed).get_state()
         self.last_seed = seed
         self.num_calls = 0
+
+    @property
+    def draws(self) -> tuple[torch.Tensor, int, int]:
+        """How far random numbers were drawn: `random_state`, `last_seed`, `num_calls`."""
+        return self.random_state, self.last_seed, self.num_calls
+
+    @draws.setter
+    def draws(self, found: tuple[torch.Tensor, int, int]) -> None:
+        self.random_state, self.last_seed, self.num_calls = found
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -107,6 +122,8 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         copied = [tensor for tensor in tensors if "_copied_at" in tensor.__dict__]
         if copied:
             _check_copies(op, traits, args, kwargs, copied)
+        if traits.written and self.journal is not None:
+            self.journal.save(_written(traits, args, kwargs))
         if traits.random:
             return self._random(op, traits, args, kwargs)
         through = copied and any(one is tensor for one in _written(traits, args, kwargs) for tensor in copied)
@@ -136,6 +153,8 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             yield
         finally:
             self.random_state = torch.get_rng_state()
+            if self.journal is not None:
+                self.journal.effects += 1
             torch.set_rng_state(saved)
 
     # ---- whole tensors ----

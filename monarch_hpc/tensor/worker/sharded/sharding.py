@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.sharded.calls import entered, settle_gradients
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
-from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh
+from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh, replace_groups
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 from monarch_hpc.tensor.worker.sharded.world import World
 from monarch_hpc.tensor.worker.values import Values
@@ -28,13 +28,18 @@ class Sharding:
         spec: the mesh.
         rank: this rank.
         groups: the process groups of this rank.
+
+    Attributes:
+        ops: how operators run.
     """
 
     def __init__(self, spec: MeshSpec, rank: int, groups: Groups) -> None:
         ranks = torch.tensor(spec.ranks).reshape(spec.sizes)
-        self._ops = ShardedOps(make_device_mesh(ranks, spec.names, rank, str(spec.key), groups.of), spec.seed)
+        self._key, self._groups = str(spec.key), groups
+        self.ops = ShardedOps(make_device_mesh(ranks, spec.names, rank, self._key, groups.of), spec.seed)
         self._unsummed: dict[int, None] = {}
-        self._ops.world = cache(lambda: World(spec, rank, groups))
+        self._make_world = partial(World, spec, rank, groups)
+        self.ops.world = cache(self._make_world)
 
     def note_backward(self, leaves: list[int]) -> None:
         """Note that a backward pass has added to the gradients of leaves."""
@@ -71,15 +76,24 @@ class Sharding:
     @property
     def counter(self) -> CommunicationCounter | None:
         """Counts the collectives of operations; None if nobody asks."""
-        return self._ops.counter
+        return self.ops.counter
+
+    def rejoin(self) -> None:
+        """Replace the process groups, of which the tensors here go on to use the names."""
+        replace_groups(self.ops.mesh, self._key, self._groups.of)
+        self.ops.world = cache(self._make_world)
+
+    def forget_gradients(self) -> None:
+        """Note that all gradients were dropped."""
+        self._unsummed.clear()
 
     def entered(self) -> AbstractContextManager[None]:
         """Run a frame."""
-        return entered(self._ops)
+        return entered(self.ops)
 
     def wrap(self, value: torch.Tensor) -> DTensor:
         """The tensor of which each rank has the whole."""
-        return self._ops.wrap(value)
+        return self.ops.wrap(value)
 
     def check_results(self, tensors: list[Any]) -> None:
         """Refuse tensors of this rank alone among the results of a function.

@@ -44,7 +44,7 @@ class World:
         self._groups = groups
         self._depth = 0
         self._saved: Any = None
-        name = f"{spec.key}-{spec.ranks}-{spec.names}-{spec.sizes}"
+        name = f"{groups.epoch}-{spec.key}-{spec.ranks}-{spec.names}-{spec.sizes}"
         digest = hashlib.blake2b(name.encode(), digest_size=5).digest()  # the same on all ranks
         self._own = None, int.from_bytes(digest, "big") << _FIRST_GROUP_BITS
         if _BACKEND.upper() not in dist.Backend._plugins:

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_iter, tree_map
 
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.tensor.worker.sharded.calls import current_ops
@@ -258,6 +258,9 @@ def load(tree: dict[str, Any], path: str) -> dict[str, Any]:
         merged = reader.prepare_global_plan(planner.create_global_plan(plans))
         final = planner.finish_plan(merged[dist.get_rank()])
         _agreed(lambda: _read(reader, final, planner))
+        for leaf in tree_iter(tree):
+            if isinstance(leaf, DTensor):
+                torch.autograd.graph.increment_version(leaf)  # DTensors do not see what their shards go through
         loaded: dict[str, Any] = tree_map(lambda leaf: None if isinstance(leaf, DTensor) else leaf, inner)
         return loaded
 

@@ -1,0 +1,302 @@
+"""Kills ranks of a training at points drawn from seeds, and compares what comes out with an undisturbed run.
+
+    python -m benchmarks.heal --seeds 300              # one line a seed, and a summary
+    python -m benchmarks.heal --seeds 8 --first 100
+    python -m benchmarks.heal --seeds 20 --no-barrier  # without the barrier of commits: ends torn, or wrong
+
+A 2 x 2 mesh (data x tensor parallel) trains a small network with dropout, batch norm, clipping, AdamW and a schedule.
+In each proc an actor replaces methods of the worker by ones that kill, stop or fail the rank there the n-th time: in a
+step, in a heal, in a replacement. All losses, parameters, buffers and moments must then be bit-equal, or the mesh must
+say what is lost. All runs share one mesh, unless it is lost. The exit code is 1 if a run is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from monarch_hpc import Actor, HostMesh, endpoint
+from monarch_hpc.actor.runtime.runtime import current_runtime
+from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.config.load import load
+from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
+from monarch_hpc.distributed import Mesh, distribute, module_to_mesh
+from monarch_hpc.exceptions import DeviceMeshError
+from monarch_hpc.mesh.current import hosts as own_hosts
+
+STEP_POINTS = ("frame", "backward", "gradient", "enter", "passed", "committed", "reply")
+HEAL_POINTS = ("status", "roll", "meet", "begin", "held", "exchange", "digests", "finish")
+_STEPS = 8
+_NUM_RANKS = 4
+
+
+class Saboteur(Actor):
+    """Makes its rank die where the plan says.
+
+    Args:
+        path: the plan: a file of JSON, with ``[rank, life, point, nth, action]`` each.
+        barrier: whether commits have their barrier.
+    """
+
+    def __init__(self, path: str, *, barrier: bool) -> None:
+        self._path = Path(path)
+        self._counts: dict[str, int] = {}
+        self._plan: list[Any] = []
+        self._patch(barrier=barrier)
+        self.arm()
+
+    @endpoint
+    def rearm(self) -> None:
+        """Read the plan, and count from here on."""
+        self.arm()
+
+    def arm(self) -> None:
+        """See `rearm`."""
+        self._counts.clear()
+        known = json.loads(self._path.read_text())
+        proc = current_runtime().own
+        life = proc.restarts - known["restarts"][proc.rank]
+        self._plan = [one[2:] for one in known["plan"] if one[:2] == [proc.rank, life]]
+
+    def _at(self, point: str) -> None:
+        num = self._counts[point] = self._counts.get(point, 0) + 1
+        for at, nth, action in self._plan:
+            if (at, nth) == (point, num):
+                if action == "fail":
+                    raise RuntimeError("gloo: a failure that was asked for")
+                self._path.with_suffix(".killed").write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
+
+    def _patch(self, *, barrier: bool) -> None:
+        from monarch_hpc.tensor.worker.actor import TensorWorker
+        from monarch_hpc.tensor.worker.execution import Execution
+        from monarch_hpc.tensor.worker.groups import Groups
+        from monarch_hpc.tensor.worker.healing.journal import Journal
+        from monarch_hpc.tensor.worker.healing.rank import RankHealing
+
+        self._wrap(TensorWorker, "_run", before="frame")
+        self._wrap(TensorWorker, "_reply", before="reply")
+        self._wrap(Execution, "_backward", before="backward")
+        self._wrap(Execution, "_get_grad", before="gradient")
+        self._wrap(Groups, "agree", before="enter", after="agreed")
+        self._wrap(Journal, "pass_on", before="passed", after="committed")
+        for name in HEAL_POINTS:
+            self._wrap(RankHealing, name, before=name)
+        if not barrier:
+            RankHealing.commit = _commit_alone  # type: ignore[method-assign]
+
+    def _wrap(self, cls: Any, name: str, before: str = "", after: str = "") -> None:
+        original: Callable[..., Any] = getattr(cls, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                self._at(before)
+            found = original(*args, **kwargs)
+            if after:
+                self._at(after)
+            return found
+
+        setattr(cls, name, wrapped)
+
+
+def _commit_alone(self: Any, version: int, mark: int) -> None:
+    """Take a commit as done without the others."""
+    self.journal.prepare(version, mark)
+    self.journal.pass_on()
+
+
+def draw(seed: int) -> list[list[Any]]:
+    """The plan of a seed."""
+    rnd = random.Random(seed)
+    plan: list[list[Any]] = []
+    victim = rnd.randrange(_NUM_RANKS)
+    per_step = {"frame": 6, "gradient": 6, "reply": 1, "backward": 1, "enter": 1, "passed": 1, "committed": 1}
+    point = rnd.choice(STEP_POINTS)
+    nth = rnd.randrange(2 * per_step[point], (_STEPS - 1) * per_step[point])
+    kind = rnd.random()
+    if kind < 0.12:
+        plan.append([victim, 0, "agreed", nth % _STEPS + 2, "fail"])
+    else:
+        plan.append([victim, 0, point, nth, "stop" if kind < 0.2 else "kill"])
+    second = rnd.random()
+    other = (victim + rnd.choice([1, 3])) % _NUM_RANKS  # not the one with the same parts
+    if second < 0.3:
+        plan.append([other, 0, rnd.choice(HEAL_POINTS), 1, "kill"])
+    elif second < 0.55:
+        plan.append([victim, 1, rnd.choice([*HEAL_POINTS[2:], *STEP_POINTS]), 1, "kill"])
+    elif second < 0.65:
+        plan.append([other, 0, point, nth, "kill"])
+    elif second < 0.7:
+        plan.append([(victim + 2) % _NUM_RANKS, 0, point, nth, "kill"])  # both that have a part
+    return plan
+
+
+class Training:
+    """One training; the program follows the version of the mesh where repeating the batch would not be exact."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        torch.manual_seed(1)
+        module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.25), nn.Linear(8, 3))
+        plan: dict[str, Any] = {"0.weight": ["tp", None], "0.bias": ["tp"], "4.weight": [None, "tp"]}
+        self.mesh = mesh
+        self.model = module_to_mesh(module, mesh, plan)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+        torch.manual_seed(2)
+        self.batches = [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(_STEPS)]
+        mesh.manual_seed(3)
+        mesh.commit()
+        self.begun = mesh.version
+        self.losses: dict[int, float] = {}
+        self.heals_s: list[float] = []
+        self.detected_s: list[float] = []
+        self.num_rewinds = 0
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
+        """One batch; its loss."""
+        self.optimizer.zero_grad()
+        rows, labels = (distribute(part, self.mesh, ["dp"]) for part in (x, y))
+        loss = nn.functional.cross_entropy(self.model(rows), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        self.optimizer.step()
+        self.schedule.step()
+        return loss.item()
+
+    def run(self, killed: Path) -> None:
+        """All steps.
+
+        Raises:
+            DeviceMeshError: the mesh is lost.
+        """
+        at = 0
+        while True:
+            try:
+                while at < _STEPS:
+                    self.losses[at] = self.step(*self.batches[at])
+                    at += 1
+                self.found = self.state()
+                return
+            except DeviceMeshError:
+                if killed.exists():
+                    self.detected_s.append(time.time() - float(killed.read_text() or "nan"))
+                    killed.unlink()
+            begun_s = time.perf_counter()
+            try:
+                self.mesh.heal()
+            except DeviceMeshError as error:
+                if error.version < 0:
+                    raise
+                self.mesh.heal(rewind=True)
+                self.num_rewinds += 1
+            self.heals_s.append(time.perf_counter() - begun_s)
+            at = self.mesh.version - self.begun
+
+    def state(self) -> list[bytes]:
+        """All parameters, buffers, and what the optimizer keeps."""
+        moments = [one for state in self.optimizer.state.values() for one in state.values()]
+        tensors: Sequence[Any] = [*self.model.parameters(), *self.model.buffers(), *moments]
+        return [(one.full_tensor().detach() if hasattr(one, "_h") else one).numpy().tobytes() for one in tensors]
+
+
+class Campaign:
+    """Runs on one mesh after the other."""
+
+    def __init__(self, hosts: HostMesh, folder: Path, *, barrier: bool) -> None:
+        self._hosts = hosts
+        self._path = folder / "plan"
+        self._barrier = barrier
+        self.mesh: Mesh | None = None
+
+    def run(self, plan: list[list[Any]]) -> Training:
+        """One run."""
+        if self.mesh is None:
+            self._write([], [0] * _NUM_RANKS)
+            procs = self._hosts.slice(hosts=0).spawn_procs(
+                {"dp": 2, "tp": 2}, preload=["torch", "torch.distributed.tensor"]
+            )
+            self._saboteurs = procs.spawn("saboteur", Saboteur, str(self._path), barrier=self._barrier)
+            self.mesh = Mesh(procs=procs)
+        training = Training(self.mesh)
+        self._write(plan, [proc.restarts for proc in self.mesh.procs.procs])
+        self._saboteurs.rearm.call().get()
+        training.run(self._path.with_suffix(".killed"))
+        return training
+
+    def give_up(self) -> None:
+        """End a mesh that is lost."""
+        if self.mesh is not None:
+            self.mesh.stop()
+        self.mesh = None
+
+    def _write(self, plan: list[list[Any]], restarts: list[int]) -> None:
+        self._path.with_suffix(".new").write_text(json.dumps({"plan": plan, "restarts": restarts}))
+        self._path.with_suffix(".new").replace(self._path)
+
+
+def measure(campaign: Campaign, seeds: range) -> int:
+    """All runs; the number of wrong ones."""
+    expected = campaign.run([])
+    counts = {"equal": 0, "lost": 0, "wrong": 0}
+    heals_s: list[float] = []
+    detected_s: list[float] = []
+    num_rewinds = 0
+    for seed in seeds:
+        plan, begun_s = draw(seed), time.perf_counter()
+        try:
+            training = campaign.run(plan)
+        except DeviceMeshError as error:
+            both = {one[0] % 2 for one in plan if one[1] == 0}
+            expects_loss = len(plan) > 1 and len(both) == 1 and plan[0][0] != plan[1][0]
+            outcome = "lost" if error.kind == "lost" and expects_loss else "wrong"
+            detail = f"{error.kind}: {error.cause}"
+            campaign.give_up()
+        else:
+            same = all(expected.losses[at] == loss for at, loss in training.losses.items())
+            outcome = "equal" if same and training.found == expected.found else "wrong"
+            detail = " ".join(f"{one:.2f}" for one in training.heals_s)
+            heals_s += training.heals_s
+            detected_s += training.detected_s
+            num_rewinds += training.num_rewinds
+        counts[outcome] += 1
+        print(f"{seed:6} {outcome:6} {time.perf_counter() - begun_s:6.1f} s  {plan}  {detail}", flush=True)
+    print(counts, f"{len(heals_s)} heals, {num_rewinds} of them to a version that the program followed")
+    for name, found in (("heal", heals_s), ("kill to error", detected_s)):
+        if len(found) > 1:
+            tenths = statistics.quantiles(found, n=100)
+            print(f"{name}: p50 {tenths[49]:.3f} s, p90 {tenths[89]:.3f} s, p99 {tenths[98]:.3f} s")
+    return counts["wrong"]
+
+
+def main() -> NoReturn:
+    """Read the arguments, and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=300)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--no-barrier", action="store_true")
+    options = parser.parse_args()
+    os.environ.setdefault("MONARCH_HPC_TENSOR__HEALS_AN_HOUR", "100000")
+    with tempfile.TemporaryDirectory() as folder, open_local(1, load({}).config) as directory:
+        os.environ[DIRECTORY_VARIABLE], os.environ[RUN_VARIABLE] = str(directory), "feedbeef"
+        campaign = Campaign(own_hosts(), Path(folder), barrier=not options.no_barrier)
+        num_wrong = measure(campaign, range(options.first, options.first + options.seeds))
+        campaign.give_up()
+    sys.stdout.flush()
+    os._exit(1 if num_wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

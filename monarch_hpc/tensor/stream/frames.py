@@ -1,0 +1,60 @@
+"""Frames on their way to the ranks, and the answers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.runtime.runtime import current_runtime
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.stream.records import HALTED
+from monarch_hpc.tensor.stream.sites import Site
+from monarch_hpc.tensor.worker.report import OpFailure
+
+__all__ = ["Sequenced", "failed_seqs", "first_to_differ", "is_reached"]
+
+
+class Sequenced:
+    """A frame that is not acknowledged.
+
+    Args:
+        base: sequence number of its first operation.
+        sites: the lines that issued its operations.
+        epoch: that of the engine when it was sent.
+    """
+
+    __slots__ = ("base", "epoch", "future", "sites")
+
+    def __init__(self, base: int, sites: list[Site], epoch: int) -> None:
+        self.base = base
+        self.sites = sites
+        self.epoch = epoch
+        self.future: Future[Any] | None = None
+
+
+def is_reached(actors: ActorMesh[Any]) -> bool:
+    """Whether there are channels to all of some actors, so that to send takes no wait."""
+    runtime, callee = current_runtime(), actors._callee
+    if len(callee.ranks) > runtime.casts.max_direct:
+        return True
+    channels = (runtime.connections.channels.get(callee.procs[rank].incarnation) for rank in callee.ranks)
+    return all(channel is not None and channel.error is None for channel in channels)
+
+
+def failed_seqs(answer: Any) -> frozenset[int]:
+    """The operations that failed on a rank."""
+    if isinstance(answer, BaseException):
+        return frozenset()
+    return frozenset(failure[0] for failure in answer if failure[0] != HALTED)
+
+
+def first_to_differ(ranks: Sequence[int], reports: Sequence[list[OpFailure]]) -> tuple[int, OpFailure]:
+    """The first rank with a failure that not all of them have, and the failure; there must be one."""
+    alike = frozenset.intersection(*(frozenset(failure[0] for failure in report) for report in reports))
+    return next(
+        (rank, failure)
+        for rank, report in zip(ranks, reports, strict=True)
+        for failure in report
+        if failure[0] not in alike and failure[0] != HALTED
+    )

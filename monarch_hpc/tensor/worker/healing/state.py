@@ -1,0 +1,119 @@
+"""Describes the values of a rank, and rebuilds them on another one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from monarch_hpc.tensor.stream.holdings import PARTIAL, REPLICATED, Held, HeldPart
+from monarch_hpc.tensor.worker.healing.journal import LOST
+from monarch_hpc.tensor.worker.values import Failure, Values
+
+__all__ = ["describe_values", "digests", "memory_of", "rebuild", "spoil_unkept"]
+
+
+def _dims(placements: Any) -> tuple[int, ...]:
+    found = []
+    for placement in placements:
+        match placement:
+            case Replicate():
+                found.append(REPLICATED)
+            case Shard(dim=dim) if type(placement) is Shard:
+                found.append(dim)
+            case _:
+                found.append(PARTIAL)
+    return tuple(found)
+
+
+def memory_of(tensor: Any) -> torch.Tensor:
+    """The memory of a rank's part, as bytes."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor._local_tensor.untyped_storage())
+
+
+def spoil_unkept(values: Values) -> None:
+    """Mark what no other rank could take over, and forget autograd's history; alike on all ranks of a mesh.
+
+    Sums that are not added up are replaced by the sum, where it is known.
+    """
+    for number, value in list(values.items()):
+        if number == 0 or type(value) is Failure:
+            continue
+        if isinstance(value, DTensor):
+            settled = value.__dict__.get("_settled")
+            if settled is not None and settled[0] == value._version:
+                whole = (Replicate(),) * value.device_mesh.ndim
+                value = values[number] = DTensor.from_local(settled[1], value.device_mesh, whole, run_check=False)
+            kept = PARTIAL not in _dims(value.placements) and "_copied_at" not in value.__dict__
+            if kept and value._local_tensor.layout == torch.strided:
+                if not value.is_leaf:
+                    values[number] = value.detach()
+                continue
+        values[number] = Failure(LOST)
+        values.num_failed += 1
+
+
+def describe_values(values: Values, meshes: Mapping[int, int], random: dict[int, Any]) -> Held:
+    """Describe all values.
+
+    Args:
+        values: the values, after `spoil_unkept`.
+        meshes: numbers of meshes by the identity of their device meshes.
+        random: see `Held`.
+    """
+    places: dict[int, int] = {}
+    sizes: list[int] = []
+    pieces: dict[int, HeldPart] = {}
+    failed: dict[int, int] = {}
+    for number, value in values.items():
+        if type(value) is Failure:
+            failed[number] = value.root
+        elif isinstance(value, DTensor):
+            local = value._local_tensor
+            storage = local.untyped_storage()
+            key = int(storage._cdata)
+            if key not in places:
+                places[key] = len(places)
+                sizes.append(storage.nbytes())
+            pieces[number] = HeldPart(
+                places[key],
+                int(local.storage_offset()),
+                tuple(local.shape),
+                tuple(local.stride()),
+                local.dtype,
+                meshes[id(value.device_mesh)],
+                _dims(value.placements),
+                (tuple(value.shape), tuple(value.stride())),
+                value.is_leaf and value.requires_grad,
+                value._version > 0,
+            )
+    return Held(pieces, failed, tuple(sizes), random)
+
+
+def rebuild(piece: HeldPart, memory: torch.Tensor, device_mesh: Any) -> DTensor:
+    """The value that *piece* describes, in *memory*."""
+    empty = torch.empty(0, dtype=piece.dtype)
+    local = empty.set_(memory.untyped_storage(), piece.offset, piece.shape, piece.stride)
+    placements = tuple(Replicate() if dim == REPLICATED else Shard(dim) for dim in piece.dims)
+    shape, stride = piece.whole
+    with torch.no_grad():
+        made: DTensor = DTensor.from_local(
+            local, device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )
+    if piece.leaf:
+        made.requires_grad_()
+    return made
+
+
+def digests(values: Values) -> dict[int, bytes]:
+    """Digests of this rank's parts of all values, by number."""
+    found = {}
+    for number, value in values.items():
+        if isinstance(value, DTensor):
+            own = value._local_tensor.detach().contiguous()
+            flat = own.reshape(-1).view(torch.uint8) if own.numel() else torch.empty(0, dtype=torch.uint8)
+            found[number] = hashlib.blake2b(flat.numpy().data, digest_size=8).digest()
+    return found

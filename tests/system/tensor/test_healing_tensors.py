@@ -1,0 +1,311 @@
+"""Meshes of sharded tensors that lose ranks, and go on as if nothing had happened.
+
+Each test has procs of its own: what starts with the first procs of a host outlives a test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from monarch_hpc import HostMesh, ProcMesh
+from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, heal_mesh, module_to_mesh
+from monarch_hpc.exceptions import DeviceMeshError
+from monarch_hpc.tensor import inspect
+from tests.system.support.controlling import settle
+
+STEPS = 6
+_NOTHING: dict[int, Callable[[Mesh], None]] = {}
+
+
+@pytest.fixture
+def mesh(hosts: HostMesh, procs: ProcMesh) -> Iterator[Mesh]:
+    """Four procs, 2 x 2."""
+    grid = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=["torch"])
+    settle(grid)
+    yield Mesh(procs=grid)
+    grid.stop().get()
+
+
+def _nothing(_mesh: Mesh) -> None:
+    """Does not disturb."""
+
+
+def _die(mesh: Mesh, rank: int) -> None:
+    os.kill(mesh.procs.procs[rank].pid, signal.SIGKILL)
+
+
+def _read_until_lost(tensor: Any) -> None:
+    for _ in range(10_000):
+        tensor.sum().item()  # a collective, in which ranks may wait for the dead one
+
+
+class Training:
+    """Some steps with dropout, batch norm, clipping and a schedule; the loop that everyone writes."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        torch.manual_seed(1)
+        module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.25), nn.Linear(8, 3))
+        plan: dict[str, Any] = {"0.weight": ["tp", None], "0.bias": ["tp"], "4.weight": [None, "tp"]}
+        self.mesh = mesh
+        self.model = module_to_mesh(module, mesh, plan)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        torch.manual_seed(2)
+        self.batches = [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(STEPS)]
+        mesh.manual_seed(3)
+        mesh.commit()
+        self.errors: list[DeviceMeshError] = []
+
+    def step(self, x: torch.Tensor, y: torch.Tensor, before_step: Callable[[Mesh], None] | None = None) -> float:
+        """One batch; its loss."""
+        self.optimizer.zero_grad()
+        rows, labels = (distribute(part, self.mesh, ["dp"]) for part in (x, y))
+        loss = nn.functional.cross_entropy(self.model(rows), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        if before_step is not None:
+            before_step(self.mesh)
+        self.optimizer.step()
+        self.schedule.step()
+        return loss.item()
+
+    def step_until_lost(self) -> None:
+        """Steps, until a rank is missed."""
+        for batch in self.batches * 1000:
+            self.step(*batch)
+
+    def run(
+        self,
+        before: dict[int, Callable[[Mesh], None]] = _NOTHING,
+        in_step: dict[int, Callable[[Mesh], None]] = _NOTHING,
+    ) -> list[float]:
+        """The losses; *before* some steps, and *in_step* before the optimizer's, something happens once."""
+        before, in_step = dict(before), dict(in_step)
+        losses: list[float] = []
+        while len(losses) < STEPS:
+            at = len(losses)
+            try:
+                before.pop(at, _nothing)(self.mesh)
+                losses.append(self.step(*self.batches[at], in_step.pop(at, None)))
+            except DeviceMeshError as error:
+                self.errors.append(error)
+                assert heal_mesh(self.mesh) is self.mesh
+        return losses
+
+    def state(self) -> list[torch.Tensor]:
+        """All parameters, buffers, and what the optimizer keeps."""
+        states = [self.optimizer.state.get(param, {}) for param in self.model.parameters()]
+        moments = [state[name] for state in states for name in sorted(state)]
+        tensors = [*self.model.parameters(), *self.model.buffers(), *moments]
+        return [one.full_tensor().detach() if hasattr(one, "_h") else one.clone() for one in tensors]
+
+
+_expected: list[tuple[list[float], list[torch.Tensor]]] = []
+
+
+def _undisturbed(mesh: Mesh) -> tuple[list[float], list[torch.Tensor]]:
+    """The losses and the state of a training that nothing happens to."""
+    if not _expected:
+        training = Training(mesh)
+        _expected.append((training.run(), training.state()))
+    return _expected[0]
+
+
+def _check_equal(training: Training, losses: list[float]) -> None:
+    expected = _undisturbed(training.mesh)
+    assert losses == expected[0]
+    for one, other in zip(training.state(), expected[1], strict=True):
+        assert torch.equal(one, other)
+    assert training.optimizer.param_groups[0]["lr"] == 1e-2 * 0.5 ** (STEPS // 2)
+
+
+@pytest.mark.parametrize("place", ["before", "in_step"])
+def test_the_loop_that_repeats_its_batch_is_exact(mesh: Mesh, place: str) -> None:
+    training = Training(mesh)
+    done = mesh.version
+    faults = {0: lambda mesh: _die(mesh, 1), 3: lambda mesh: _die(mesh, 2), 4: lambda mesh: _die(mesh, 0)}
+    losses = training.run(faults) if place == "before" else training.run(in_step=faults)
+    assert mesh.version == done + STEPS
+    _check_equal(training, losses)
+    assert [(error.kind, error.rank) for error in training.errors] == [("died", 1), ("died", 2), ("died", 0)]
+    error = training.errors[0]
+    assert error.host and "signal 9" in error.cause and error.version >= 0 and "heal_mesh(mesh)" in str(error)
+
+
+def _refuse_once(x: Any, folder: str) -> Any:
+    if x.device_mesh.get_rank() == 3 and not os.path.exists(f"{folder}/refused"):
+        Path(folder, "refused").touch()
+        raise ArithmeticError("not here")
+    return x
+
+
+def test_a_rank_that_fails_alone_goes_back_with_the_others(mesh: Mesh, tmp_path: Path) -> None:
+    training = Training(mesh)
+
+    def fail(mesh: Mesh) -> None:
+        mesh.execute(_refuse_once, torch.ones(1), str(tmp_path), propagate=lambda x, folder: x)
+
+    losses = training.run(in_step={2: fail})
+    _check_equal(training, losses)
+    assert [error.kind for error in training.errors] == ["diverged"] and "not here" in training.errors[0].cause
+
+
+def test_tensors_from_before_the_last_step_stay_and_later_ones_are_lost(mesh: Mesh) -> None:
+    training = Training(mesh)
+    data: Any = distribute(torch.arange(6.0), mesh, [("dp", "tp")])  # no rank has a copy of another's part
+    mesh.commit()
+    later: Any = data * 2
+    assert later.sum().item() == 30.0
+    _die(mesh, 3)
+    with pytest.raises(DeviceMeshError, match="rank 3"):
+        _read_until_lost(later)
+    heal_mesh(mesh)
+    assert data.tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(DeviceMeshError, match="could not be kept") as caught:
+        later.full_tensor()
+    assert caught.value.kind == "lost"
+    assert training.step(*training.batches[0]) > 0
+
+
+def test_what_a_repeated_batch_does_not_bring_back_is_refused_and_can_be_rewound(mesh: Mesh) -> None:
+    training = Training(mesh)
+    average: Any = mesh.zeros(3)
+    mesh.commit()
+    training.step(*training.batches[0])
+    version = mesh.version
+    average.add_(1)  # belongs to no step, and no loop repeats it
+    _die(mesh, 2)
+    with pytest.raises(DeviceMeshError):
+        training.step_until_lost()
+    with pytest.raises(DeviceMeshError, match=r"call mesh.commit\(\) after them"):
+        heal_mesh(mesh)
+    heal_mesh(mesh, rewind=True)
+    assert (mesh.version, average.tolist()) == (version, [0, 0, 0])
+    average.add_(1)
+    mesh.commit()
+    _die(mesh, 0)
+    with pytest.raises(DeviceMeshError):
+        _read_until_lost(average)
+    heal_mesh(mesh)
+    assert average.tolist() == [1, 1, 1]
+
+
+def test_a_parameter_of_which_nobody_has_a_copy_is_lost(hosts: HostMesh, procs: ProcMesh) -> None:
+    pair = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=["torch"])
+    settle(pair)
+    mesh = Mesh(procs=pair)
+    weight: Any = distribute(torch.ones(4, requires_grad=True), mesh, ["dp"])
+    mesh.commit()
+    weight.sum().backward()
+    torch.optim.SGD([weight], lr=0.1).step()
+    assert weight.sum().item() == pytest.approx(3.6)
+    _die(mesh, 1)
+    with pytest.raises(DeviceMeshError, match="rank 1"):
+        _read_until_lost(weight)
+    with pytest.raises(DeviceMeshError, match=r"shape \(4,\), sharded dimension 0 over dp, on rank 1") as caught:
+        heal_mesh(mesh)
+    assert (caught.value.kind, caught.value.rank) == ("lost", 1)
+    mesh.stop()
+
+
+def _with_module(mesh: Mesh) -> None:
+    module_to_mesh(nn.Linear(4, 2), mesh, remote=True)
+
+
+def _with_optimizer(mesh: Mesh) -> None:
+    RemoteOptimizer(torch.optim.SGD, [mesh.zeros(4, requires_grad=True)], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"), [(_with_module, "a module lives"), (_with_optimizer, "an optimizer lives")]
+)
+def test_what_lives_on_the_ranks_is_in_no_version_and_not_healed(
+    mesh: Mesh, prepare: Callable[[Mesh], None], why: str
+) -> None:
+    mesh.commit()
+    prepare(mesh)
+    assert mesh.version == -1
+    with pytest.raises(TypeError, match=why):
+        mesh.commit()
+    x = distribute(torch.ones(8), mesh, ["dp"])
+    _die(mesh, 3)
+    with pytest.raises(DeviceMeshError, match="load the last checkpoint") as died:
+        _read_until_lost(x)
+    assert died.value.kind == "died"
+    with pytest.raises(DeviceMeshError, match=rf"{why} .*: load the last checkpoint") as refused:
+        heal_mesh(mesh)
+    assert (refused.value.kind, refused.value.rank) == ("lost", died.value.rank)
+
+
+def test_a_mesh_without_versions_is_not_healed(mesh: Mesh) -> None:
+    bare = Mesh(procs=mesh.procs, commit=False)
+    x = distribute(torch.ones(8), bare, ["dp"])
+    assert bare.version == -1
+    _die(bare, 3)
+    with pytest.raises(DeviceMeshError):
+        _read_until_lost(x)
+    with pytest.raises(DeviceMeshError, match=r"commit=False.*load the last checkpoint"):
+        heal_mesh(bare)
+
+
+def test_a_loaded_checkpoint_is_a_version_and_others_are_saved_after_a_heal(mesh: Mesh, tmp_path: Path) -> None:
+    training = Training(mesh)
+    parts = {"model": training.model, "optimizer": training.optimizer}
+    training.step(*training.batches[0])
+    mesh.save(parts, tmp_path / "before")
+    saved = training.state()
+    training.step(*training.batches[1])
+    mesh.load(parts, tmp_path / "before")
+    _die(mesh, 3)
+    with pytest.raises(DeviceMeshError):
+        training.step_until_lost()
+    heal_mesh(mesh)
+    assert all(map(torch.equal, training.state(), saved))
+    mesh.save(parts, tmp_path / "after")
+    training.step(*training.batches[1])
+    mesh.load(parts, tmp_path / "after")
+    assert all(map(torch.equal, training.state(), saved))
+
+
+def test_what_was_loaded_into_a_part_without_a_copy_is_lost(mesh: Mesh, tmp_path: Path) -> None:
+    x = distribute(torch.zeros(8), mesh, [("dp", "tp")])
+    mesh.save({"x": distribute(torch.ones(8), mesh)}, tmp_path / "ones")
+    mesh.load({"x": x}, tmp_path / "ones")
+    _die(mesh, 3)
+    with pytest.raises(DeviceMeshError):
+        _read_until_lost(x)
+    with pytest.raises(DeviceMeshError, match="load the last checkpoint") as lost:
+        heal_mesh(mesh)
+    assert lost.value.kind == "lost"
+
+
+def test_captured_steps_run_as_written_where_there_are_versions_and_end_with_a_heal(mesh: Mesh) -> None:
+    x = distribute(torch.ones(8), mesh, ["dp"])
+    mesh.commit()
+    step = mesh.capture(lambda tensor: tensor + 1)
+    assert [step(x).full_tensor().sum().item() for _ in range(4)] == [16.0] * 4
+    assert step.num_replays == 0
+    assert "commit=False" in step.reason
+    with mesh.procs.activate():
+        own = mesh.procs.capture(lambda tensor: tensor * 2)
+        for _ in range(4):
+            own(torch.ones(3))
+        assert own.num_replays == 2
+        _die(mesh, 3)
+        with pytest.raises(DeviceMeshError):
+            _read_until_lost(x)
+        heal_mesh(mesh)
+        for _ in range(4):
+            assert inspect(own(torch.ones(3))).tolist() == [2.0] * 3
+    assert own.num_replays == 4
