@@ -39,7 +39,7 @@ def shield_requeue() -> None:
         with _without_sigterm():
             requeue(self, countdown)
 
-    SlurmJobEnvironment._requeue = shielded
+    SlurmJobEnvironment._requeue = shielded  # type: ignore[method-assign]  # submitit has no hook for it
 
 
 @contextmanager

@@ -144,7 +144,7 @@ def _host_line(key: tuple[str, str], procs: Sequence[ProcSeen]) -> Line:
         key[1],
         _counted(len(procs), "proc"),
         _cpu(sum(cpus) if cpus else None),
-        _size(memory),
+        memory,
         counted,
         "",
         "",

@@ -6,17 +6,14 @@ beforehand can be in flight.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from monarch_hpc.config import FlagValue
 from monarch_hpc.core.errors import SlurmBusy, SlurmCommandError, SlurmMissing, SlurmParseError
-from monarch_hpc.core.process.dumps import allow_core_dumps
 from monarch_hpc.slurm.commands.argv import (
     COMMANDS,
     accounted_argv,
@@ -65,11 +62,11 @@ from monarch_hpc.slurm.commands.jobs import (
     parse_show_job,
     parse_waiting,
 )
+from monarch_hpc.slurm.commands.lifetime import live_as_parent
 from monarch_hpc.slurm.commands.messages import advice_for, advice_for_change, is_busy, is_gone
 
 __all__ = ["SlurmClient"]
 
-_PR_SET_PDEATHSIG = 1
 # The list of names only improves an error message, and is not worth a longer wait.
 _HINT_TIMEOUT_S = 5.0
 
@@ -376,7 +373,7 @@ class SlurmClient:
                 # This process handles Ctrl-C: an sbatch killed by it would not print the job's id.
                 start_new_session=True,
                 umask=0o077,
-                preexec_fn=_live_as_parent(),
+                preexec_fn=live_as_parent(),
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
@@ -387,23 +384,3 @@ class SlurmClient:
         # A command killed by a signal may already have sent its request: the outcome is unknown.
         busy = is_busy(words) or done.returncode < 0
         raise (SlurmBusy if busy else SlurmCommandError)(argv, done.returncode, words)
-
-
-def _live_as_parent() -> Callable[[], None]:
-    """Return the function that a child runs before exec, so that it ends with this process, and by no SIGTERM before.
-
-    Slurm may send SIGTERM to all processes of a job: a command that ends its own job must still get its exit status.
-    """
-    # Loaded before the fork: the child must not take the loader's lock.
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def arrange() -> None:
-        # A job inherits the resource limits of the process that submits it.
-        allow_core_dumps()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arrange
