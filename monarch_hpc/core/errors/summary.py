@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from monarch_hpc.core.text.description import class_name, notes_of, text_of
 
-__all__ = ["details_of", "origin_of", "summarize"]
+__all__ = ["LAST_LINES", "details_of", "origin_of", "summarize"]
+
+LAST_LINES = "; it wrote last:"
+"""Stands between a cause of death and the lines that the process wrote last, which a summary leaves out."""
 
 _MAX_DETAIL_CHARS = 16 << 10
 """Longest remote traceback: a screen or two; the failure itself, in `MeshError.failures`, has all of it."""
@@ -42,7 +45,7 @@ def summarize(failures: Mapping[int, BaseException]) -> str:
 def details_of(failure: BaseException) -> str:
     """Return a failure's remote traceback, or else its message beyond the first line; may be empty."""
     notes = notes_of(failure)
-    text = "\n".join(notes) if notes else text_of(failure).partition("\n")[2]
+    text = "\n".join(notes) if notes else _beyond_first_line(failure)
     if len(text) <= _MAX_DETAIL_CHARS:
         return text
     half = _MAX_DETAIL_CHARS // 2
@@ -57,8 +60,13 @@ def origin_of(failure: BaseException) -> str:
 
 
 def _first_line(failure: BaseException) -> str:
-    line = text_of(failure).partition("\n")[0]
+    line = text_of(failure).partition("\n")[0].removesuffix(LAST_LINES)
     return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}..."
+
+
+def _beyond_first_line(failure: BaseException) -> str:
+    first, _, rest = text_of(failure).partition("\n")
+    return f"{LAST_LINES.removeprefix('; ')}\n{rest}" if first.endswith(LAST_LINES) else rest
 
 
 def _listed(ranks: Sequence[int]) -> str:

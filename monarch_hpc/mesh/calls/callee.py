@@ -57,6 +57,12 @@ class Callee:
         """The actor at *place* of the view and one of its endpoints, in words."""
         return f"{self._actor_text(place)}, endpoint {method}"
 
+    def where_all(self, method: str, places: Sequence[int]) -> str:
+        """The actors at *places*, of which only the first is named, and one of their endpoints, in words."""
+        first, num = self._actor_text(places[0]), len(places)
+        named = first if num == 1 else f"{num} actors: {first.removeprefix('actor ')} and {num - 1} more"
+        return f"{named}, endpoint {method}"
+
     def _actor_text(self, place: int) -> str:
         rank = self.region.base_rank(place)
         host = self.procs[rank].host if self.launch is None else self.launch.host(rank)
@@ -378,10 +384,7 @@ class Answers:
     def missing(self) -> str:
         """The actors that have not answered, in words."""
         left = [index for index, answer in enumerate(self._answers) if answer is None]
-        if not left:
-            return f"{self._callee.name}.{self._method}"
-        others = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        return f"{self.where(left[0])}{others}"
+        return self._callee.where_all(self._method, left) if left else f"{self._callee.name}.{self._method}"
 
     def _late(self, index: int, *others: int) -> CallTimeout:
         held = [place for place in (index, *others) if self._was_held(place)]

@@ -8,6 +8,7 @@ from dataclasses import field
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors.summary import LAST_LINES
 from monarch_hpc.supervision.policy import Again, Failed, Lives, Restart
 
 __all__ = ["Healing", "Revivals", "Work"]
@@ -346,4 +347,4 @@ class Revivals:
 
 def _with_lines(cause: str, lines: Collection[str]) -> str:
     """A cause with the lines that the proc wrote last."""
-    return cause + "; it wrote last:" * bool(lines) + "".join(f"\n    {line}" for line in lines)
+    return cause + LAST_LINES * bool(lines) + "".join(f"\n    {line}" for line in lines)

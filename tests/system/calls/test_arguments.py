@@ -194,6 +194,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("as_endpoint", lambda w: as_endpoint(3), "as_endpoint takes a method of an actor mesh"),
     ("timeout text", lambda w: w.probe.add.options(timeout="3"), "timeout is '3', a str: give a number of seconds"),
     ("timeout zero", lambda w: w.probe.add.options(timeout=0), "timeout is 0 s: give more than 0"),
+    ("timeout negative", lambda w: w.probe.add.options(timeout=-1), "timeout is -1 s: give more than 0"),
     ("timeout nan", lambda w: w.probe.add.options(timeout=float("nan")), "timeout is nan s: give more than 0"),
     (
         "timeout inf",

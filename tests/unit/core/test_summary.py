@@ -74,7 +74,7 @@ def test_what_has_no_traceback_shows_its_other_lines() -> None:
     gone = ActorDied("a on local0", "signal 9 (SIGKILL); it wrote last:\n    out of cheese")
     printed = "".join(traceback.format_exception(MeshDied("a.step", {0: gone, 1: gone})))
     assert printed.count("out of cheese") == 1
-    assert "first rank 0: ActorDied: a on local0 died: signal 9 (SIGKILL); it wrote last: (also on rank 1)" in printed
+    assert "first rank 0: ActorDied: a on local0 died: signal 9 (SIGKILL) (also on rank 1)\nit wrote last:\n" in printed
 
 
 def test_a_failure_knows_where_it_was_raised() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -48,6 +49,9 @@ class Asked:
 
     def where(self, method: str, place: int) -> str:
         return f"actor staff[{place}] on n{place}, endpoint {method}"
+
+    def where_all(self, method: str, places: Sequence[int]) -> str:
+        return self.where(method, places[0]) + f" and {len(places) - 1} more" * (len(places) > 1)
 
     def send(self, _method: str, _head: bytes, _args: object, _kwargs: object, answers: Answers | None) -> None:
         assert answers is not None
