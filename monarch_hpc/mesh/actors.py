@@ -36,9 +36,9 @@ def check_actor(name: object, cls: object, args: tuple[object, ...], kwargs: dic
     Raises:
         TypeError: the name is not a string, *cls* is not a subclass of `Actor`, or its constructor does not take the
             arguments.
-        ValueError: an endpoint has the name of an attribute of actor meshes.
+        ValueError: the name is empty, or an endpoint has the name of an attribute of actor meshes.
     """
-    check_text("name, the first argument of spawn,", name)
+    check_text("name, the first argument of spawn,", name, filled=True)
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise TypeError(f"spawn takes a subclass of Actor, then its constructor's arguments, not {shown(cls)}")
     _check_names(cls)

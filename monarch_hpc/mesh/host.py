@@ -176,7 +176,7 @@ class HostMesh(MeshView):
                 *mpi* with hosts that are not in Slurm's order, or of several groups, or with *restart*. Nothing was
                 started.
         """
-        inner = _inner(per_host)
+        inner = _inner(per_host, self.extent.names)
         check_text("name", name)
         if bootstrap is not None:
             check_bootstrap(bootstrap)
@@ -347,9 +347,12 @@ def _check_restart(restart: object, door: ProgramDoor, *, mpi: bool) -> None:
         )
 
 
-def _inner(per_host: object) -> Extent:
-    """Check *per_host*, and return the extent of the procs on one host."""
+def _inner(per_host: object, outer: Sequence[str]) -> Extent:
+    """Check *per_host*, and return the extent of the procs on one host; *outer* names the dimensions of the hosts."""
     sizes = {} if per_host is None else check_mapping("per_host", per_host, "{'gpus': 4}")
+    for label in outer:
+        if label in sizes:
+            raise ValueError(f"per_host has {label!r}, a dimension of the hosts: give other names, such as 'gpus'")
     extent = Extent.of({label: check_number(f"per_host[{label!r}]", size, least=1) for label, size in sizes.items()})
     if len(extent) > MAX_PROCS_PER_HOST:
         raise ValueError(f"per_host is {extent}, {len(extent)} procs: give at most {MAX_PROCS_PER_HOST} for one host")

@@ -119,7 +119,7 @@ class ProcMesh(MeshView):
         Raises:
             TypeError: the name is not a string, *cls* is not a subclass of `Actor`, its constructor does not take these
                 arguments, or one of them cannot be pickled; nothing was sent.
-            ValueError: an endpoint has the name of an attribute of actor meshes, such as `stop`.
+            ValueError: the name is empty, or an endpoint has the name of an attribute of actor meshes, such as `stop`.
             ProcDied: a proc is gone.
             SpawnError: the procs did not start, and that is known already.
         """

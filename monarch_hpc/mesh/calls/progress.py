@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO, Any, Generic, Protocol, TypeVar
 
-from monarch_hpc.core.arguments import check_text
+from monarch_hpc.core.arguments import check_instance, check_text
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.shape import Point
 from monarch_hpc.mesh.calls.stream import Items, Stream
@@ -52,7 +52,11 @@ def progress(answers: Stream[R] | Items[R], title: str = "") -> Progress[R]:
 
     Returns:
         An iterator over (point, result) pairs, as `Stream.items` is.
+
+    Raises:
+        TypeError: *answers* are not those of a call, or *title* is not a string.
     """
+    check_instance("answers", answers, (Stream, Items), "the answers to a call, mesh.endpoint.stream(...)")
     title = check_text("title", title)
     return Progress(answers.items() if isinstance(answers, Stream) else answers, title, _drawing())
 

@@ -26,7 +26,7 @@ from monarch_hpc.tensor.remote_functions import Remote
 from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
 from monarch_hpc.tensor.sharded.communication import Communication
 from monarch_hpc.tensor.sharded.memory import MemoryRow, held_tensors
-from monarch_hpc.tensor.sharded.spec import ShardingSpec, place_dims, shard_slices, size_of
+from monarch_hpc.tensor.sharded.spec import ShardingSpec, extent_of, place_dims, shard_slices, size_of
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import PUT, Ref
 
@@ -70,12 +70,9 @@ class Mesh:
         if shape is None:
             if procs is None:
                 raise TypeError("Mesh(shape): the sizes of its dimensions, such as (4, 2)")
-            sizes = procs.region.extent.shape
-            names = tuple(mesh_dim_names or procs.region.extent.names)
+            extent = extent_of(procs.region.extent.shape, mesh_dim_names or procs.region.extent.names)
         else:
-            sizes = tuple(check_number("a size in shape", size, least=1) for size in shape)
-            names = tuple(mesh_dim_names or (f"dim{place}" for place in range(len(sizes))))
-        extent = Extent(names, sizes)
+            extent = extent_of(shape, mesh_dim_names)
         self.procs = _started(extent, hosts) if procs is None else _arranged(procs, extent)
 
     @classmethod

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from monarch_hpc.core.arguments import check_instance, check_number, check_texts
 from monarch_hpc.core.shape import Extent
 
-__all__ = ["ShardingSpec", "even_shard_shape", "place_dims", "shard_slices", "size_of"]
+__all__ = ["ShardingSpec", "even_shard_shape", "extent_of", "place_dims", "shard_slices", "size_of"]
 
 ShardingSpec = Sequence[Any]
 """For each dimension of the tensor: the name of a dimension of the mesh, a tuple of names, or None."""
+
+
+def extent_of(shape: Sequence[int], names: Sequence[str] | None) -> Extent:
+    """The dimensions of a mesh of these sizes; without *names* they are ``dim0``, ``dim1``, ...
+
+    Raises:
+        TypeError: *shape* holds other things than whole numbers, or *names* than strings.
+        ValueError: a size is below 1, names repeat, or there are more or fewer names than sizes.
+    """
+    check_instance("shape", shape, Iterable, "the sizes of the dimensions, such as (4, 2)")
+    sizes = tuple(check_number("a size in shape", size, least=1) for size in shape)
+    if not names:
+        return Extent(tuple(f"dim{place}" for place in range(len(sizes))), sizes)
+    given = check_texts("mesh_dim_names", names, "['dp', 'tp']")
+    if len(given) != len(sizes):
+        raise ValueError(f"mesh_dim_names is {given}, but shape is {sizes}: give one name for each dimension")
+    return Extent(given, sizes)
 
 
 def place_dims(spec: ShardingSpec | None, ndim: int, extent: Extent) -> tuple[int, ...]:

@@ -53,7 +53,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         view: View | None = None
         for param in tensors:
             if param.__class__ is not MeshTensor or not param._h.view.mesh:
-                raise TypeError(f"a parameter is {param!r}; a RemoteOptimizer is for sharded ones, see module_to_mesh")
+                kind = f"{type(param).__name__} of shape {tuple(param.shape)} on {param.device}"
+                raise TypeError(f"a parameter is a {kind}; a RemoteOptimizer is for sharded ones, see module_to_mesh")
             if view is not None and param._h.view is not view:
                 raise foreign(param, view)
             view = param._h.view

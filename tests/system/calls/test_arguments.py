@@ -91,7 +91,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("per_host zero", lambda w: w.hosts.spawn_procs(per_host={"gpus": 0}), "per_host['gpus'] is 0: give at least 1"),
     ("per_host many", lambda w: w.hosts.spawn_procs(per_host={"gpus": 10**9}), "give at most 16384 for one host"),
     ("per_host key", lambda w: w.hosts.spawn_procs(per_host={3: 1}), "a key of per_host is 3, an int"),
-    ("per_host again", lambda w: w.hosts.spawn_procs(per_host={"hosts": 2}), "dimension names repeat: hosts, hosts"),
+    ("per_host again", lambda w: w.hosts.spawn_procs(per_host={"hosts": 2}), "per_host has 'hosts', a dimension"),
     ("bootstrap", lambda w: w.hosts.spawn_procs(bootstrap=3), "bootstrap is 3, an int: give a function"),
     ("bootstrap of one", lambda w: w.hosts.spawn_procs(bootstrap=print_one), "bootstrap is called without arguments"),
     (
@@ -176,6 +176,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("point", lambda w: w.procs.extent.point(1.5), "rank is 1.5, a float: give a whole number"),
     # ---- actors ----
     ("spawn swapped", lambda w: w.procs.spawn(Probe, "probe"), "name, the first argument of spawn, is <class"),
+    ("spawn empty", lambda w: w.procs.spawn("", Probe), "name, the first argument of spawn, is empty"),
     ("spawn object", lambda w: w.procs.spawn("a", Probe()), "spawn takes a subclass of Actor, then its constructor's"),
     ("spawn class", lambda w: w.procs.spawn("a", dict), "spawn takes a subclass of Actor"),
     ("spawn arguments", lambda w: w.procs.spawn("a", Probe, 1, 2), "too many positional arguments"),
@@ -213,6 +214,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("endpoint timeout", lambda w: endpoint(timeout="3")(print_one), "the timeout of endpoint print_one is '3'"),  # type: ignore
     ("endpoint flag", lambda w: endpoint(concurrent="no")(print_one), "concurrent is 'no', a str"),  # type: ignore
     ("endpoint of", lambda w: endpoint("name"), "@endpoint marks methods; got 'name'"),  # type: ignore
+    ("progress", lambda w: monarch_hpc.progress(3), "answers is 3, an int: give the answers to a call, mesh."),  # type: ignore[arg-type]
     # ---- ports ----
     ("capacity", lambda w: Channel.open(capacity="x"), "capacity is 'x', a str: give a whole number"),  # type: ignore
     ("capacity zero", lambda w: Channel.open(capacity=0), "capacity is 0: give at least 1"),

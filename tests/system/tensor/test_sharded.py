@@ -289,8 +289,12 @@ def test_bad_input_is_refused_where_it_stands_and_nothing_is_sent(mesh: Mesh, gr
     before = engine.next_value
     with pytest.raises(ValueError, match=r"shape \(3, 2\) has 6 ranks, but there are 4 procs"):
         Mesh(shape=(3, 2), mesh_dim_names=("a", "b"), procs=grid)
-    with pytest.raises(ValueError, match="2"):
+    with pytest.raises(ValueError, match=r"mesh_dim_names is \('a',\), but shape is \(2, 2\): give one name for each"):
         Mesh(shape=(2, 2), mesh_dim_names=("a",), procs=grid)
+    with pytest.raises(TypeError, match=r"mesh_dim_names is 'ab', a str: give a list of strings, \['dp', 'tp'\]"):
+        Mesh(shape=(2, 2), mesh_dim_names="ab", procs=grid)
+    with pytest.raises(TypeError, match=r"shape is 4, an int: give the sizes of the dimensions, such as \(4, 2\)"):
+        Mesh(shape=4, procs=grid)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="give one"):
         Mesh(shape=(4,), procs=grid, hosts=object())  # type: ignore[arg-type]
     for spec, error in ((["pp"], KeyError), (["dp", "dp"], ValueError), ([None] * 3, ValueError), ("dp", TypeError)):
