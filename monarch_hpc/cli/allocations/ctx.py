@@ -1,4 +1,4 @@
-"""`monarch-hpc ctx`: the current allocation, which commands use that name none."""
+"""`monarch-hpc ctx`: the current allocation, which commands use unless they name one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def use(name: str | None, clear: bool) -> None:
 @command.command()
 @output_options
 def show() -> None:
-    """Show which allocation commands use that name none."""
+    """Show the allocation that commands use if you name none."""
     allocations = Allocations.open(load_for_command({}).config)
     current = allocations.registry.current()
     used = allocations.find(None)  # an error says why there is none, and what to do

@@ -33,8 +33,8 @@ __all__ = ["command"]
 def command(name: str | None) -> int:
     """Show node-hours and time left of allocations.
 
-    Their reservations are shown, too, which sites charge whole. Charges are the site's affair; these are hosts times
-    hours.
+    Their reservations are shown, too: sites charge these in full, used or not. The numbers are hosts times hours; what
+    you pay is up to your site.
     """
     config = load_for_command({}).config
     output = current_output()

@@ -74,7 +74,8 @@ def command(
     RUN is needed only if several programs run. The output goes on where the last terminal has left off. Ctrl-C detaches
     again, and a second one within 2 s ends the run; the exit code is the program's.
 
-    With --takeover SCRIPT gets the procs and actors of a run whose program is lost; one that lives is told, and ends.
+    With --takeover, SCRIPT takes over the procs and actors of the run. If the old program still runs, it is told, and
+    ends.
     """
     if takeover != bool(program) or (takeover and run is None):
         raise click.UsageError("a takeover names the run and the new program: attach RUN --takeover -- SCRIPT")
