@@ -20,7 +20,8 @@ def test_two_login_hosts_share_homes_and_nothing_else(lab: SlurmLab) -> None:
     lab.run(["sh", "-c", "touch /tmp/mine here; exec sleep 1"], check=True)
     seen = lab.run(["sh", "-c", "hostname; hostname -I; ls /tmp/mine here"], host="login2").stdout
     assert seen.split() == ["login2", "10.177.0.2", "here"]
-    assert lines_of(lab, "srun", "-N2", "hostname", host="login2") == ["n1", "n2"]
+    given = lines_of(lab, "srun", "-N2", "hostname", host="login2")
+    assert len(set(given)) == 2 and set(given) <= set(HOSTS)
     lab.kill_host("login2")
     assert not lab.is_up("login2") and lab.node_states() == dict.fromkeys(HOSTS, "idle")
     lab.boot_host("login2")

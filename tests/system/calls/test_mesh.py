@@ -363,7 +363,7 @@ def test_a_proc_that_cannot_start_is_an_error_with_its_words(hosts: HostMesh) ->
         hosts.spawn_procs(preload=["no_such_module_anywhere"]).initialized.get(_PATIENCE_S)
     with pytest.raises(ValueError, match="is 0: give at least 1"):
         hosts.spawn_procs(per_host={"gpus": 0})
-    with pytest.raises(ValueError, match="repeat: hosts, hosts"):
+    with pytest.raises(ValueError, match="per_host has 'hosts', a dimension of the hosts"):
         hosts.spawn_procs(per_host={"hosts": 2})
 
 
