@@ -82,8 +82,8 @@ def directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[MeshFailure], fence_s: int, tries: int
 ) -> Iterator[Path]:
     """An allocation of four hosts, used by this process."""
-    # A minority stops fence_s after a silent head would be dead, and asks no longer than a test waits for its ends.
-    times = {"liveness.fence_s": fence_s, "liveness.dead_s": 3 * fence_s, "agent.rejoin_s": 10.0}
+    # A minority stops fence_s after a silent head would be dead.
+    times = {"liveness.fence_s": fence_s, "liveness.dead_s": 3 * fence_s}
     config = load({"procs.stop_s": 1.0, "agent.grace_s": 1.0, "heal.tries": tries, **times}).config
     with open_local(4, config, tmp_path / "demo") as directory, contextlib.ExitStack() as after:
         after.callback(Controller.close_any)
