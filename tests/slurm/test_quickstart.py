@@ -23,7 +23,7 @@ DEVELOPING, BATCH, RESERVATION = (
     [
         (
             DEVELOPING,
-            ["dev  job ", r"from n[1-4]", r"\bn[1-4]\n", "ready  2/2", "released dev: no process"],
+            ["dev  job ", "hello, world, from n[1-4]", r"\bn[1-4]\n", "ready  2/2", "released dev: no process left"],
         ),
         (BATCH, ["#SBATCH --nodes=2", r"submit it: sbatch hello\.sbatch", r"hello, world, from n[1-4]", "job "]),
         (RESERVATION, ["demo  job ", "hello, world, from n[1-4]", "released demo: no process left"]),

@@ -43,7 +43,7 @@ _MAX_SPOOL_BYTES = 16 << 20
 """A part is written before its minute is over if it has become so large."""
 
 _GIVE_UP_BYTES = 64 << 20
-"""What cannot be written is given up when there is so much of it: the disk of the host is not ours."""
+"""Bound on what could not be written yet; more is given up, because the disk of the host is not ours."""
 
 _AGAIN_S = 1.0
 """Time between two parts at least, however many procs fail."""

@@ -28,7 +28,7 @@ _MAX_PARTS = 2_000
 _SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 Edge = tuple[str, Any, Any]
-"""How an object is reached: ``item``, ``cell`` or ``len``, the holder, and the key."""
+"""The way to an object: ``item``, ``cell`` or ``len``, the holder, and the key."""
 
 _MISSING = object()
 
