@@ -10,14 +10,17 @@ from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.idle import watch_idle
-from monarch_hpc.agent.head.link import LocalLink
+from monarch_hpc.agent.head.link import Link, LocalLink
 from monarch_hpc.agent.output.retention import Retention
+from monarch_hpc.agent.proc_addresses import ProcAddresses
 from monarch_hpc.agent.ready_report import report_ready
 from monarch_hpc.agent.relaunch import begin_returns
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.allocation.heads import HeadPlace, write_head
 from monarch_hpc.config import Config
+from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
@@ -112,6 +115,17 @@ class HeadOffice:
         """Note the end of a run; other messages are ignored."""
         if isinstance(message, RunClosed):
             self._retention.ended(message.run)
+
+    def declare_lost(self, node: Node, addresses: ProcAddresses, peer: Peer, link: Link, why: str) -> None:
+        """Declare a peer lost here and in its run. If only its network was cut, it must not return: bar it."""
+        if peer.role is Role.AGENT:
+            rank = self.head.on_agent_lost(link, why)
+            procs = [] if rank is None else addresses.lose_host(rank)
+        else:
+            self.head.on_client_lost(link, why)
+            procs = []
+        for incarnation in procs if peer.role is Role.TOOL else [peer.incarnation, *procs]:
+            node.bar(incarnation, why)
 
     def end(self, node: Node, ended: Callable[[], None]) -> None:
         """Close all channels of *node*; call *ended*, at least once, when they are closed, or after `FLUSH_S`."""

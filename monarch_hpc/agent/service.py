@@ -324,21 +324,17 @@ class Service:
             self._programs.forget(link.send)
         if self._casts.on_lost(channel, error) or link is None:
             return
-        if self._head is None:
+        if self._office is None:
             if self._leaving and self._sent_goodbye:
                 self._end()
             elif link is self._head_link:
                 self._on_head_lost(error, channel.received_s)
             return
-        # The peer was declared lost here and in its run. If only its network was cut, it must not return: fence it.
-        fenced = [] if channel.peer.role is Role.TOOL else [channel.peer.incarnation]
+        lost = partial(self._office.declare_lost, self._node, self._proc_addresses, channel.peer, link, str(error))
         if channel.peer.role is Role.AGENT:
-            rank = self._head.on_agent_lost(link, str(error))
-            fenced += [] if rank is None else self._proc_addresses.lose_host(rank)
+            self._elections.when_sure(lost)
         else:
-            self._head.on_client_lost(link, str(error))
-        for incarnation in fenced:
-            self._node.bar(incarnation, str(error))
+            lost()
 
     def _on_liveness(self, channel: FrameChannel, life: Liveness) -> None:
         link = self._links.get(channel)

@@ -22,6 +22,10 @@ _LOOK_S = 0.1
 
 _CONNECT_S = 3.0
 
+_FOLLOWED_S = 5.0
+"""How long to look on after an answer of the last head. It may have stood still, and wake while the agents elect its
+heir: a few turns of candidates, half a second each. If it rules on, it has ended the run of this program."""
+
 Found = Callable[[Ready, FrameChannel], None]
 """Called on the driver with the place of the head of a later term, and a channel to it."""
 
@@ -55,13 +59,17 @@ def seek_heir(
 
 def _seek(node: Node, directory: Path, before: Ready, wait_s: float, found: Found, failed: Callable[[], None]) -> None:
     deadline, pause = Deadline(wait_s), threading.Event()
-    while not deadline.passed() and node.belongs(before.allocation):
+    answered: Deadline | None = None  # set once the last head has answered again: nobody dials it after that
+    while not deadline.passed() and node.belongs(before.allocation) and not (answered and answered.passed()):
         try:
             ready = check_allocation(directory)
+            if answered and ready.term <= before.term:
+                pause.wait(_LOOK_S)
+                continue
             channel = node.connect(ready.addresses, timeout_s=_CONNECT_S, allocation=ready.allocation)
         except PeerLost as error:
             if error.farewell:
-                break
+                answered = answered or Deadline(_FOLLOWED_S)
             pause.wait(_LOOK_S)
         except (AllocationError, ConfigError, TransportError, OSError):
             break
@@ -70,5 +78,5 @@ def _seek(node: Node, directory: Path, before: Ready, wait_s: float, found: Foun
                 node.engine.call_soon(partial(found, ready, channel))
                 return
             node.engine.call_soon(partial(channel.close, "its run has ended with the connection that was lost"))
-            break
+            answered = Deadline(_FOLLOWED_S)
     node.engine.call_soon(failed)

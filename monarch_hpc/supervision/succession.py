@@ -22,11 +22,13 @@ class Patience:
         step_s: between two candidates' turns; longer than an exchange of messages.
         fence_s: without more than half of the voices, after which an agent stops; config key `liveness.fence_s`.
         rejoin_s: after which a stopped agent leaves; config key `agent.rejoin_s`.
+        silent_s: of a head, after which its followers elect another one; config key `liveness.dead_s`.
     """
 
     step_s: float
     fence_s: float
     rejoin_s: float
+    silent_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class Succession(Ballot):
         self._acknowledged: set[Voice] = set()
         self._since_s = 0.0  # when this part began; for a head: when it heard half of the voices last
         self._stand_s = 0.0
+        self._looked_s = 0.0  # when a head looked last which voices it hears
+        self._woke_s: float | None = None  # its first look after it stood still, until it hears half of the voices
 
     # ---- a follower ----
 
@@ -203,7 +207,7 @@ class Succession(Ballot):
         self._take_office(Electorate(1, 1, self.own, voters, heeds_slurm=heeds_slurm), now_s)
 
     def _take_office(self, electorate: Electorate, now_s: float) -> None:
-        self.part, self.electorate, self._since_s = Part.RULES, electorate, now_s
+        self.part, self.electorate, self._since_s, self._looked_s = Part.RULES, electorate, now_s, now_s
         self._acknowledged = {self.own}
 
     def acknowledge(self, order: tuple[int, int], voice: Voice) -> None:
@@ -221,9 +225,23 @@ class Succession(Ballot):
         return following
 
     def hear(self, voices: frozenset[Voice], now_s: float) -> None:
-        """Note which voices a head hears, its own among them."""
-        if self.part is Part.RULES and self.electorate is not None and self.electorate.hears(voices):
-            self._since_s = now_s
+        """Note which voices a head hears, its own among them; call this about every second."""
+        if self.part is not Part.RULES or self.electorate is None:
+            return
+        if self._woke_s is None and self.doubts(now_s):
+            self._woke_s = now_s  # links that have ended meanwhile do not show yet
+        elif self.electorate.hears(voices):
+            self._woke_s, self._since_s = None, now_s
+        self._looked_s = now_s
+
+    def doubts(self, now_s: float) -> bool:
+        """Tell whether a head stood still for so long that another one may rule, and has not heard the voices since.
+
+        Half of the time for which followers wait counts: its last word to them is older than its last look at them.
+        """
+        if self.part is not Part.RULES:
+            return False
+        return self._woke_s is not None or now_s - self._looked_s >= self._patience.silent_s / 2
 
     # ---- time ----
 
@@ -235,7 +253,7 @@ class Succession(Ballot):
                 return None
             case Part.FENCED:
                 return Duty.LEAVE if waited_s >= self._patience.rejoin_s else None
-            case Part.SEEKS | Part.RULES if waited_s >= self._patience.fence_s:
+            case Part.SEEKS | Part.RULES if waited_s >= self._patience.fence_s and now_s != self._woke_s:
                 self.part, self._since_s = Part.FENCED, now_s
                 return Duty.FENCE
             case Part.SEEKS if now_s >= self._stand_s:

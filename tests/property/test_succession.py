@@ -21,7 +21,7 @@ from monarch_hpc.supervision.electorate import Electorate, Voters
 from monarch_hpc.supervision.succession import Ballot, Candidacy, Duty, Part, Patience, Succession
 
 OWNER = 100
-PATIENCE = Patience(1.0, 30.0, 600.0)
+PATIENCE = Patience(1.0, 30.0, 600.0, 15.0)
 MAX_VOICES = 8
 """Of all incarnations of agents, so that worlds stay small."""
 Action = Callable[["World"], None]

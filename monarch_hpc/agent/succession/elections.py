@@ -77,11 +77,12 @@ class Elections:
         self._liveness = liveness
         self._slurm = slurm
         self._end = end
-        self._part = Succession(node.identity.incarnation, Patience(_STEP_S, liveness.fence_s, 0.0))
+        self._part = Succession(node.identity.incarnation, Patience(_STEP_S, liveness.fence_s, 0.0, liveness.dead_s))
         self._place: HeadPlace | None = None
         self._hosts: dict[int, HostEntry] = {}
         self._dialled: dict[int, FrameChannel] = {}  # by rank, to ask other agents
         self._agents: Agents = tuple  # once this agent is the head
+        self._doubtful: list[Callable[[], None]] = []
         self._over = False
         self.last_head = -1
         """Rank of the host whose head this one follows; -1 for the first one."""
@@ -260,8 +261,23 @@ class Elections:
             self._end.fence(f"less than half of the hosts have answered for {limit}")
             return
         self._agents = agents
+        if not self._part.doubts(now_s):
+            held, self._doubtful = self._doubtful, []
+            for report in held:
+                report()
         self._change()
         self._engine.call_later(_CHANGE_S, partial(self.lead, agents))
+
+    def when_sure(self, report: Callable[[], None]) -> None:
+        """As the head, report that an agent is lost: at once, unless this agent stood still and may rule no more.
+
+        Then the agents may have followed another head, which is why their links ended. The report is made once half of
+        the voices are heard again, and never if they are not.
+        """
+        if self._part.doubts(self._engine.clock()):
+            self._doubtful.append(report)
+        else:
+            report()
 
     def _change(self) -> None:
         electorate = self._part.change(Voters(self._voices(self._agents)))
@@ -274,7 +290,12 @@ class Elections:
 
     def _voices(self, agents: Agents) -> tuple[Voice, ...]:
         own = self._part.own
-        return tuple(link.channel.peer.incarnation if isinstance(link, ChannelLink) else own for link in agents())
+        channels = [link.channel if isinstance(link, ChannelLink) else None for link in agents()]
+        return tuple(
+            own if channel is None else channel.peer.incarnation
+            for channel in channels
+            if channel is None or channel.error is None
+        )
 
 
 def _send(channel: FrameChannel, message: Message) -> None:

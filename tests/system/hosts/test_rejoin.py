@@ -83,7 +83,7 @@ def test_a_head_that_was_followed_meanwhile_gives_no_orders_and_comes_back_as_an
     first = hosts_of(directory)[0].agent
     os.kill(first, signal.SIGSTOP)
     wait_until(
-        "the heir", lambda: read_head(directory), _LONG_S, accept=lambda head: head is not None and head.term == 2
+        "the heir", lambda: read_head(directory), _LONG_S, accept=lambda head: head is not None and head.term > 1
     )
     assert pid_of(kept) == pids[0]
     os.kill(first, signal.SIGCONT)

@@ -7,7 +7,7 @@ import pytest
 from monarch_hpc.supervision.electorate import Voters
 from monarch_hpc.supervision.succession import Ballot, Candidacy, Duty, Part, Patience, Succession
 
-PATIENCE = Patience(1.0, 30.0, 600.0)
+PATIENCE = Patience(1.0, 30.0, 600.0, 15.0)
 OWNER = 100
 
 
@@ -70,12 +70,45 @@ def test_a_candidate_learns_of_later_terms(agents: dict[int, Succession]) -> Non
 
 def test_a_head_in_the_minority_stops_and_leaves(agents: dict[int, Succession]) -> None:
     head = agents[1]
-    head.hear(frozenset({1, 2, OWNER}), 100.0)
-    head.hear(frozenset({1, 2}), 120.0)
-    assert head.due(129.9) is None
-    assert (head.due(130.0), head.part) == (Duty.FENCE, Part.FENCED)
-    assert [head.due(at_s) for at_s in (131.0, 729.0, 730.0)] == [None, None, Duty.LEAVE]
-    assert not head.follow(2, 2) and not head.give_at(Candidacy(2, 2, (1, 1)), 131.0)
+    head.hear(frozenset({1, 2, OWNER}), 5.0)
+    for at_s in range(10, 35, 5):
+        head.hear(frozenset({1, 2}), at_s)
+    assert head.due(34.9) is None
+    assert (head.due(35.0), head.part) == (Duty.FENCE, Part.FENCED)
+    assert [head.due(at_s) for at_s in (36.0, 634.0, 635.0)] == [None, None, Duty.LEAVE]
+    assert not head.follow(2, 2) and not head.give_at(Candidacy(2, 2, (1, 1)), 36.0)
+
+
+def test_a_head_that_stood_still_doubts_until_it_hears_the_voices_again(agents: dict[int, Succession]) -> None:
+    head, everybody = agents[1], frozenset({1, 2, 3, 4})
+    for at_s in (1.0, 2.0, 3.0):
+        head.hear(everybody, at_s)
+    assert not head.doubts(10.4)
+    assert head.doubts(10.5), "no look for half of the time after which its followers elect another head"
+    head.hear(everybody, 20.0)
+    assert head.doubts(20.0), "links that have ended meanwhile are not seen at the first look"
+    head.hear(frozenset({1}), 21.0)
+    assert head.doubts(21.0)
+    head.hear(everybody, 22.0)
+    assert not head.doubts(22.0)
+    head.hear(frozenset({1}), 23.0)
+    assert not head.doubts(23.0), "a head that watches its followers go knows why"
+
+
+def test_a_head_whose_followers_have_left_it_while_it_stood_still_is_fenced(agents: dict[int, Succession]) -> None:
+    head = agents[1]
+    head.hear(frozenset({1, 2, 3, 4}), 100.0)
+    assert head.doubts(100.0) and head.due(100.0) is None, "it must look once more: its followers may be there"
+    head.hear(frozenset({1}), 101.0)
+    assert head.due(101.0) is Duty.FENCE and not head.doubts(101.0)
+
+
+def test_a_head_that_was_suspended_with_its_followers_rules_on(agents: dict[int, Succession]) -> None:
+    head = agents[1]
+    for at_s in (3600.0, 3601.0, 3602.0):
+        head.hear(frozenset({1, 2, 3, 4}), at_s)
+        assert head.due(at_s) is None
+    assert not head.doubts(3602.0)
 
 
 def test_an_agent_without_a_head_stops(agents: dict[int, Succession]) -> None:
