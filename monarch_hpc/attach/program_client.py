@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.attach.attach import attach
 from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
+from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
@@ -25,6 +28,7 @@ from monarch_hpc.wire.control.programs import (
     WriteInput,
 )
 from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.submissions import ServeJobs, SubmitJob
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
 
@@ -67,6 +71,10 @@ class ProgramClient:
         self._engine.start()
         try:
             self._attachment = attach(directory, Role.TOOL, self, self._engine)
+            config = read_config(directory)
+            self._submit_s = config.slurm.command_timeout_s
+            if not config.login.submit_from_compute and shutil.which("sbatch"):
+                self._send(ServeJobs())
         except BaseException:
             self._engine.close()
             raise
@@ -111,6 +119,12 @@ class ProgramClient:
         self._attachment.node.close("the command has ended")
         self._engine.close()
 
+    def _submit(self, order: SubmitJob) -> None:
+        """Submit a job for a process on a host, which may not; only a client that has offered it is asked."""
+        from monarch_hpc.slurm.commands.through_client import submit_for  # rarely needed
+
+        self._send(submit_for(order, self._submit_s))
+
     def _send(self, message: Message) -> None:
         try:
             self._attachment.send(message)
@@ -126,6 +140,9 @@ class ProgramClient:
         match decode(frame.body):
             case ProgramOutput() as output:
                 self._on_output(output)
+                return
+            case SubmitJob() as order:
+                Thread(lambda: self._submit(order))
                 return
             case ProgramStarted():
                 self.started = True

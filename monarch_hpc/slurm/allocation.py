@@ -29,6 +29,7 @@ from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.commands.jobs import JobDetail, QueueRow
 from monarch_hpc.slurm.commands.salloc import find_salloc_job, read_salloc_refusal
 from monarch_hpc.slurm.commands.states import Phase
+from monarch_hpc.slurm.commands.through_client import open_slurm
 from monarch_hpc.slurm.directory import await_epilogue, hook_problem, look, prepare
 from monarch_hpc.slurm.ghost import ask_agents, decide_ghost
 from monarch_hpc.slurm.job import (
@@ -88,8 +89,7 @@ class Allocations:
             config: the configuration.
             patience_s: upper bound on the configured timeout of Slurm's commands, in seconds.
         """
-        client = SlurmClient(os.environ, min(patience_s, config.slurm.command_timeout_s))
-        return cls(config, Registry(config.paths.state), client)
+        return cls(config, Registry(config.paths.state), open_slurm(config, os.environ, patience_s))
 
     def find(self, name: str | None) -> AllocationRecord:
         """Return the allocation that a command refers to, without asking Slurm. See `Registry.find`."""
@@ -149,7 +149,7 @@ class Allocations:
         Raises:
             ConfigError: they refuse it.
         """
-        check_place(self._config, os.environ)
+        check_place(self._config, self.slurm)
         plans = [plan_job(self._config, flags, self.slurm) for flags in plan_group_flags(self._config, request)]
         notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
         merged = replace(plans[0], notes=notes)

@@ -15,6 +15,7 @@ from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.slurm.checks.site_rules import check_place
 from monarch_hpc.slurm.commands.argv import flag_words, merge_options
 from monarch_hpc.slurm.commands.client import SlurmClient
+from monarch_hpc.slurm.commands.through_client import open_slurm
 from monarch_hpc.slurm.requeue import check_chaining
 from monarch_hpc.slurm.script import complete_tasks, fill_template, plan_site_flags, quoted, render_hook
 
@@ -108,8 +109,8 @@ def batch_client(config: Config, environ: Mapping[str, str]) -> SlurmClient:
         ConfigError: the site takes no jobs from this machine.
         SlurmMissing: there is no sbatch.
     """
-    check_place(config, environ)
-    slurm = SlurmClient(without_program(environ), config.slurm.command_timeout_s)
+    slurm = open_slurm(config, without_program(environ))
+    check_place(config, slurm)
     slurm.require("sbatch")
     return slurm
 

@@ -59,6 +59,9 @@ ENVIRON_DOORS = {
     "attach.local_agents",
     # srun inherits it, without variables that would change srun.
     "attach.slurm_relay",
+    # A job that a client submits inherits that of the process which asked for it.
+    "attach.submission",
+    "slurm.commands.through_client",
     # Variables tell a task its rank in its step.
     "agent.procs.mpi_task",
     # Its agents inherit it, and use GPUs without a grant.
@@ -167,6 +170,7 @@ def test_nothing_else_names_a_module_above_it() -> None:
     assert upward == {
         ("wire.start", "monarch_hpc.mesh.process:main"),
         ("attach", "monarch_hpc.mesh.current"),
+        ("slurm.commands.through_client", "monarch_hpc.attach.submission"),
         ("actor.context", "monarch_hpc.mesh.program.controller"),
         ("mesh.proc", "monarch_hpc.tensor.active"),
         ("mesh.calls.endpoint", "monarch_hpc.tensor.actor_calls"),

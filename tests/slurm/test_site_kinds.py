@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Literal
 
@@ -10,7 +11,7 @@ import pytest
 
 from monarch_hpc.testing import wait_until
 from tests.guards.tree import ROOT
-from tests.slurm.commands import Alice, alice, put_on_path, release, write
+from tests.slurm.commands import Alice, alice, argv, put_on_path, release, write
 
 __all__ = ["alice"]
 
@@ -43,16 +44,55 @@ def test_where_hosts_have_no_home_to_write_another_folder_does(alice: Alice, acc
     release(alice)
 
 
-def test_where_compute_nodes_may_not_ask_for_jobs_a_program_there_is_told_so(alice: Alice) -> None:
+ON_HOST0 = ("run", "-a", "dev", "--on", "host0", "--", sys.executable, "-m", "monarch_hpc.cli")
+
+
+def test_where_compute_nodes_may_not_ask_for_jobs_a_client_submits_those_of_a_program_there(alice: Alice) -> None:
+    """The lab's Slurm takes jobs from everywhere, so that an `sbatch` before it notes where it runs."""
+    alice.env["MONARCH_HPC_LOGIN__SUBMIT_FROM_COMPUTE"] = "false"
+    places = alice.folder / "places"
+    put_on_path(alice, {"sbatch": f'#!/bin/sh\nuname -n >> {places}\nexec /usr/bin/sbatch "$@"\n'})
+    assert alice.run(*TWO).returncode == 0
+    done = alice.run(*ON_HOST0, "alloc", "more", "-N", "1", "-t", "5")
+    assert done.returncode == 0, done.stderr
+    assert len(alice.jobs()) == 2
+    script = write(alice, "x.py", "import os; print('job', os.environ['SLURM_JOB_ID'], os.environ['COLOUR'])")
+    command = argv(*ON_HOST0, "sbatch", "-N", "1", "-t", "5", script)
+    done = alice.lab.run(command, env=alice.environment({"COLOUR": "blue"}), folder=alice.folder, timeout_s=180.0)
+    assert done.returncode == 0, done.stderr
+    assert set(places.read_text().split()) == {"login"}
+    assert len(places.read_text().split()) == 3
+    found = wait_until(
+        "the job's output",
+        lambda: "".join(path.read_text() for path in alice.folder.glob("x-*.out")),
+        120.0,
+        accept=lambda text: "job" in text,
+    )
+    assert re.search(r"^job \d+ blue$", found, re.MULTILINE), found
+    release(alice)
+
+
+def test_where_compute_nodes_may_not_ask_for_jobs_a_program_without_a_client_is_told_so(alice: Alice) -> None:
     alice.env["MONARCH_HPC_LOGIN__SUBMIT_FROM_COMPUTE"] = "false"
     assert alice.run(*TWO).returncode == 0
     jobs = alice.jobs()
     for words in (("alloc", "more", "-N", "1"), ("sbatch", "-N", "1", write(alice, "x.py", ""))):
-        done = alice.run("run", "-a", "dev", "--on", "host0", "--", sys.executable, "-m", "monarch_hpc.cli", *words)
+        done = alice.run("run", "--detach", *ON_HOST0[1:], *words)
+        assert done.returncode == 0, done.stderr
+        run = re.findall(r"run ([0-9a-f]{12})", done.stdout + done.stderr)[0]
+        wait_until("its end", lambda run=run: ended(alice, run), 120.0)
+        done = alice.run("attach", run)
         assert done.returncode == 65, (done.stdout, done.stderr)
-        assert "is on compute node n1, from which slurmlab takes no jobs" in done.stdout + done.stderr
+        said = done.stdout + done.stderr
+        assert re.search(r"is on compute node n\d, from which slurmlab takes no jobs", said), said
+        assert "'monarch-hpc attach RUN'): no client is attached that could submit it" in said
     assert alice.jobs() == jobs
     release(alice)
+
+
+def ended(alice: Alice, run: str) -> bool:
+    """Whether a run's program has ended; asking makes no client."""
+    return any(alice.shared.glob(f"*/runs/{run}/exit.json"))
 
 
 def test_what_slurm_has_forgotten_the_accounting_database_knows(alice: Alice) -> None:

@@ -13,6 +13,7 @@ from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.programs.program import HostSettings, Program
 from monarch_hpc.agent.programs.reads import OutputReads, Send
 from monarch_hpc.agent.programs.request_checks import problem_of
+from monarch_hpc.agent.programs.submissions import Submissions
 from monarch_hpc.allocation.programs import ProgramExit
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, ON_LOSS_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.dataclass import dataclass
@@ -36,6 +37,7 @@ from monarch_hpc.wire.control.programs import (
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused, refuse
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed
+from monarch_hpc.wire.control.submissions import JobSubmitted, ServeJobs, SubmitJob
 from monarch_hpc.wire.start import RUN_COOKIE
 
 __all__ = ["OwnRun", "Programs", "Request"]
@@ -49,7 +51,7 @@ _TAKEN_S = 15.0
 OwnRun = Callable[[Callable[[Message], None]], tuple[Send, Callable[[], None]]]
 """Given a callback for the head's messages to a new peer: returns what sends the head messages, and what ends it."""
 
-Request = StartProgram | WriteInput | SignalProgram | ResizeTerminal | ReadOutput
+Request = StartProgram | WriteInput | SignalProgram | ResizeTerminal | ReadOutput | ServeJobs | SubmitJob | JobSubmitted
 """The requests of clients; `Programs.handle` takes nothing else."""
 
 
@@ -92,6 +94,7 @@ class Programs:
         self._entries: dict[str, _Entry] = {}
         self._ended: Recent[str, ProgramExit] = Recent(_KEEP)
         self._shown: Recent[str, int] = Recent(_KEEP)
+        self._submissions = Submissions()
         self._leaving = False
 
     @property
@@ -113,6 +116,8 @@ class Programs:
                 self._read(message, send)
             case WriteInput():
                 self._write(message, send)
+            case ServeJobs() | SubmitJob() | JobSubmitted():
+                self._submissions.handle(message, send)
             case SignalProgram() | ResizeTerminal():
                 entry = self._entries.get(message.run)
                 if problem := problem_of(message):
@@ -127,6 +132,7 @@ class Programs:
 
     def forget(self, send: Send) -> None:
         """A client is gone: its programs go on, and its requests need no answer."""
+        self._submissions.forget(send)
         for entry in self._entries.values():
             entry.readers.pop(send, None)
             if entry.feeder == send and entry.program is not None and entry.program.feed is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from monarch_hpc.config import Config, FlagValue
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.slurm.commands.client import SlurmClient
 
 __all__ = ["check_place", "check_site_rules", "limits_in_words"]
 
@@ -44,23 +45,14 @@ def check_site_rules(config: Config, flags: Mapping[str, FlagValue], home: Path)
     return [*_time_warning(config, flags)]
 
 
-def check_place(config: Config, environ: Mapping[str, str]) -> None:
-    """Refuse to ask for a job on a compute node if the site takes none from there.
-
-    Args:
-        environ: the environment of this process; slurmd names its node there.
+def check_place(config: Config, slurm: SlurmClient) -> None:
+    """Refuse to ask for a job on a compute node if the site takes none from there, and no client passes it on.
 
     Raises:
         ConfigError: it is on a compute node, and the site takes no jobs from there.
     """
-    node = environ.get("SLURMD_NODENAME", "")
-    if node and not config.login.submit_from_compute:
-        problem = (
-            f"this program is on compute node {node}, from which {config.site} takes no jobs: take the allocation on a "
-            "login node ('monarch-hpc alloc NAME'), and use it here by monarch_hpc.attach(NAME); or start the program "
-            "there ('monarch-hpc run --on here')"
-        )
-        raise ConfigError("login.submit_from_compute", "false", f"site {config.site}", problem)
+    if why := slurm.why_no_jobs():
+        raise ConfigError("login.submit_from_compute", "false", f"site {config.site}", why)
 
 
 def limits_in_words(message: str, config: Config, flags: Mapping[str, FlagValue]) -> str:

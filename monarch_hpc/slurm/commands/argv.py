@@ -318,6 +318,11 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_SLURM_PREFIXES)}
 
 
+def is_of_machine(name: str) -> bool:
+    """Whether a variable describes Slurm on one machine, and is of no use on another."""
+    return name in _KEPT or name.startswith(_SLURM_PREFIXES)
+
+
 def merge_options(
     flags: Mapping[str, FlagValue], options: Sequence[str], refused: Mapping[str, str] = _OURS
 ) -> dict[str, FlagValue]:

@@ -126,6 +126,14 @@ class SlurmClient:
         except SlurmCommandError as error:
             raise self._advised(error, flags) from error
 
+    def submit_text(self, script: Path, folder: Path, variables: Mapping[str, str]) -> str:
+        """Submit *script* from *folder*, with *variables* in its environment; return what sbatch prints."""
+        return self._run(submit_argv(script), folder=folder, variables=variables)
+
+    def why_no_jobs(self) -> str:
+        """Return why no jobs can be submitted on this machine by the site's rules; empty if they can."""
+        return ""
+
     def plan(self, components: Sequence[Mapping[str, FlagValue]], *, advised: bool) -> PlannedStart:
         """Ask when a job with these flags would start; nothing is submitted.
 

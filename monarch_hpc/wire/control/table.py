@@ -72,6 +72,7 @@ from monarch_hpc.wire.control.scribe import (
     Ship,
     Shipped,
 )
+from monarch_hpc.wire.control.submissions import JobSubmitted, ServeJobs, SubmitJob
 from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
 from monarch_hpc.wire.document import build
 
@@ -132,6 +133,9 @@ MESSAGES: dict[str, type[Message]] = {
         StartProgram,
         ProgramStarted,
         WriteInput,
+        ServeJobs,
+        SubmitJob,
+        JobSubmitted,
         InputTaken,
         SignalProgram,
         SignalSent,

@@ -11,6 +11,7 @@ from monarch_hpc.config import Config
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.slurm.checks.site_rules import check_place, check_site_rules, limits_in_words
+from monarch_hpc.slurm.commands.through_client import open_slurm
 from monarch_hpc.slurm.script import Request, plan_job_flags
 
 HOME = Path("/home/alice")
@@ -77,7 +78,7 @@ def test_the_number_of_jobs_is_added_to_slurms_words() -> None:
 def test_where_compute_nodes_may_not_ask_for_jobs_programs_there_are_told_what_to_do() -> None:
     forbids = config({"login.submit_from_compute": False, "site": "vista"})
     with pytest.raises(ConfigError, match=r"on compute node n3, from which vista takes no jobs: .*attach\(NAME\)"):
-        check_place(forbids, {"SLURMD_NODENAME": "n3"})
+        check_place(forbids, open_slurm(forbids, {"SLURMD_NODENAME": "n3"}))
     # A shell of salloc on a login node is in a job, too.
-    check_place(forbids, {"SLURM_JOB_ID": "7"})
-    check_place(config({}), {"SLURMD_NODENAME": "n3"})
+    check_place(forbids, open_slurm(forbids, {"SLURM_JOB_ID": "7"}))
+    check_place(config({}), open_slurm(config({}), {"SLURMD_NODENAME": "n3"}))
