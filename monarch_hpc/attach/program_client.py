@@ -73,7 +73,8 @@ class ProgramClient:
             self._attachment = attach(directory, Role.TOOL, self, self._engine)
             config = read_config(directory)
             self._submit_s = config.slurm.command_timeout_s
-            if not config.login.submit_from_compute and shutil.which("sbatch"):
+            self._submits = not config.login.submit_from_compute and shutil.which("sbatch") is not None
+            if self._submits:
                 self._send(ServeJobs())
         except BaseException:
             self._engine.close()
@@ -120,7 +121,7 @@ class ProgramClient:
         self._engine.close()
 
     def _submit(self, order: SubmitJob) -> None:
-        """Submit a job for a process on a host, which may not; only a client that has offered it is asked."""
+        """Submit a job for a process on a host, which may not."""
         from monarch_hpc.slurm.commands.through_client import submit_for  # rarely needed
 
         self._send(submit_for(order, self._submit_s))
@@ -141,7 +142,7 @@ class ProgramClient:
             case ProgramOutput() as output:
                 self._on_output(output)
                 return
-            case SubmitJob() as order:
+            case SubmitJob() as order if self._submits:
                 Thread(lambda: self._submit(order))
                 return
             case ProgramStarted():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -80,7 +81,7 @@ def test_where_compute_nodes_may_not_ask_for_jobs_a_program_without_a_client_is_
         done = alice.run("run", "--detach", *ON_HOST0[1:], *words)
         assert done.returncode == 0, done.stderr
         run = re.findall(r"run ([0-9a-f]{12})", done.stdout + done.stderr)[0]
-        wait_until("its end", lambda run=run: ended(alice, run), 120.0)
+        wait_until("its end", partial(ended, alice, run), 120.0)
         done = alice.run("attach", run)
         assert done.returncode == 65, (done.stdout, done.stderr)
         said = done.stdout + done.stderr
