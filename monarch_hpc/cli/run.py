@@ -89,7 +89,8 @@ class _Target:
     "--on",
     "place",
     type=click.Choice(["here", "host0"]),
-    help="Where the program runs: here, or on the allocation's first host, where it outlives this command.",
+    help="Where the program runs: here, or on the allocation's first host, where it outlives this command. Default: "
+    "config key login.controller.",
 )
 @on_loss_option
 @click.option("--detach", is_flag=True, help="Start the program on the first host, print its run, and return.")

@@ -23,7 +23,7 @@ def on_interrupt_option(function: _Function) -> _Function:
     return click.option(
         "--on-interrupt",
         type=click.Choice(["detach", "cancel"]),
-        help="What the first Ctrl-C does: leave the run alone, or end it.",
+        help="What the first Ctrl-C does: leave the run alone (default of attach and logs), or end it (of run).",
     )(function)
 
 
@@ -32,7 +32,8 @@ def on_loss_option(function: _Function) -> _Function:
     return click.option(
         "--on-loss",
         type=click.Choice(["stop", "hold", "finish"]),
-        help="What becomes of the procs if the program is killed: end them, keep them, or let calls end first.",
+        help="What becomes of the procs if the program is killed: end them, keep them, or let calls end first. "
+        "Default: config key run.on_loss.",
     )(function)
 
 
