@@ -47,8 +47,12 @@ def standing(slurmlab: SlurmLab, request: pytest.FixtureRequest) -> Iterator[Sta
 
 @pytest.fixture
 def lab(slurmlab: SlurmLab, standing: Standing) -> Iterator[SlurmLab]:
-    """The session's lab with idle hosts, mended and emptied after the test; files in homes stay."""
+    """The session's lab with idle hosts, mended and emptied after the test; files in homes stay.
+
+    A host may have become suspect to Slurm since, where its slurmd stood still: Slurm would give others.
+    """
     standing.give_back()
+    slurmlab.wait_idle(120.0)
     yield slurmlab
     standing.give_back()
     slurmlab.reset()

@@ -69,14 +69,16 @@ def test_nothing_of_it_is_open_to_others(alice: Alice) -> None:
 
 
 def test_the_key_is_in_no_command_line_environment_script_or_log(alice: Alice) -> None:
-    assert alice.run("alloc", "-N", "2").returncode == 0
+    done = alice.run("alloc", "-N", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    hosts = [host["name"] for host in json.loads(done.stdout)["allocation"]["hosts"]]
     (key_file,) = alice.shared.glob("*/key")
     key = key_file.read_bytes()
     canaries = (key, key.hex().encode(), key[:8])
     texts = {path: path.read_bytes() for path in key_file.parent.rglob("*") if path.is_file() and path != key_file}
     texts |= {path: path.read_bytes() for path in alice.state.rglob("*.json")}
     texts[Path("scontrol")] = alice.slurm("scontrol", "show", "job", "-d").encode()
-    for host in ("login", "n1", "n2"):
+    for host in ("login", *hosts):
         for pid, _ in alice.lab.processes("alice", host):
             for name in ("cmdline", "environ"):
                 texts[Path(f"/proc/{pid}/{name}")] = Path(f"/proc/{pid}/{name}").read_bytes()

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import Alice, alice, release, write
+from tests.slurm.commands import Alice, alice, release, wait_until_left, write
 
 __all__ = ["alice"]
 
@@ -60,7 +60,7 @@ def test_a_prologue_that_fails_ends_the_job_and_is_shown(alice: Alice, hooks: di
     taken = alice.run("alloc", "dev", "-t", "30")
     assert taken.returncode == 72 and words in taken.stderr, taken.stderr
     wait_until("its end", alice.jobs, 120.0, accept=lambda jobs: not jobs)
-    wait_until("nothing", lambda: alice.lab.processes("alice", "n1"), 120.0, accept=lambda left: not left)
+    wait_until_left(alice)
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def test_granted_gpus_are_named_to_the_job(lab: SlurmLab) -> None:
 
 
 def test_the_reservation_takes_alice_and_refuses_bob(lab: SlurmLab) -> None:
-    reserved = ["srun", "--reservation=maint", "hostname"]
-    assert lines_of(lab, *reserved) == ["n4"]
+    reserved = ["srun", "-w", "n4", "--reservation=maint", "sh", "-c", "hostname; echo $SLURM_JOB_RESERVATION"]
+    assert lines_of(lab, *reserved) == ["maint", "n4"]
     refused = lab.run(reserved, user="bob")
     assert refused.returncode == 1
     assert "reservation" in refused.stderr

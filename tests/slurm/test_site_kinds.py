@@ -17,7 +17,7 @@ from tests.slurm.commands import Alice, alice, argv, put_on_path, release, write
 __all__ = ["alice"]
 
 HELLO = (ROOT / "examples" / "hello_mesh.py").read_text()
-TWO = ("alloc", "dev", "-N", "2", "-t", "10")
+TWO = ("alloc", "dev", "-N", "2", "-w", "n[1-2]", "-t", "10")
 
 
 @pytest.mark.parametrize("access", ["ro", "none"])
@@ -111,6 +111,6 @@ def test_what_slurm_has_forgotten_the_accounting_database_knows(alice: Alice) ->
         alice,
         {"scontrol": forget + 'exec /usr/bin/scontrol "$@"\n', "sacct": f"#!/bin/sh\necho '{said}'\n"},
     )
-    alice.status()
+    wait_until("an answer of squeue from after its end", alice.status, 60.0, accept=lambda shown: not shown)
     (ended,) = (json.loads(path.read_text()) for path in alice.state.glob("*/ended.json"))
     assert (ended["state"], ended["source"]) == ("CANCELLED by 47001", "sacct")

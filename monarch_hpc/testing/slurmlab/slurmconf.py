@@ -198,4 +198,8 @@ def _render_nodes(cluster: Cluster) -> str:
     claims = f"CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={cluster.memory_mib}"
     if cluster.num_gpus:
         claims += f" Gres=gpu:fake:{cluster.num_gpus}"
-    return "\n".join(f"NodeName={host} NodeAddr={cluster.address(host)} {claims}" for host in cluster.hosts)
+    # Of free hosts, the first ones: with equal weights it would be the smallest row of neighbours that is enough.
+    return "\n".join(
+        f"NodeName={host} NodeAddr={cluster.address(host)} Weight={place} {claims}"
+        for place, host in enumerate(cluster.hosts, 1)
+    )

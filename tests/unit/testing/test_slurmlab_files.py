@@ -31,7 +31,7 @@ def test_slurm_conf_names_nodes_and_partitions() -> None:
     lines = render_slurm_conf(CLUSTER, Path("/tmp/x/lab")).splitlines()
     claims = "CPUs=8 Sockets=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=4000 Gres=gpu:fake:4"
     assert [line for line in lines if line.startswith("NodeName")] == [
-        f"NodeName=n{number} NodeAddr=10.177.0.1{number} {claims}" for number in (1, 2, 3)
+        f"NodeName=n{number} NodeAddr=10.177.0.1{number} Weight={number} {claims}" for number in (1, 2, 3)
     ]
     partitions = [line.split()[0] for line in lines if line.startswith("PartitionName")]
     names = ("DEFAULT", "debug", "short", "low", "vip", "paid", "checked", "scavenge")
