@@ -3,7 +3,8 @@
 An idle actor needs no thread: its next message finds one. But code on it may rely on its thread: CUDA's current device,
 OpenMP's pool and SQLite's connections belong to one. So the threads of the actors that were busy last are kept for
 them, up to a limit that only processes with very many actors exceed. Beyond the limit, the thread that was idle for
-longest goes to the next actor that needs one, or ends.
+longest goes to the next actor that needs one, or ends. Where more actors wait than threads are kept, each thread goes
+on with the next one itself: a switch to another thread takes longer than most endpoints.
 
 The thread of the actor that was busy last drives the engine while it is idle, so that its next call runs on the thread
 that reads it from the socket. When it reads a message for another actor instead, it wakes that actor's thread and
@@ -83,6 +84,7 @@ class ActorThread(threading.Thread):
         runs: the actor that it runs, or is kept for.
         sent_for: whether it is on its way to the actors that wait for a thread.
         surplus: whether it is not counted any more, and shall end unless an actor waits.
+        asleep: whether it sleeps outside of the engine, or is about to.
     """
 
     def __init__(self, threads: ActorThreads) -> None:
@@ -94,7 +96,7 @@ class ActorThread(threading.Thread):
         self._engine = threads.engine
         self._own_ident = 0
         self._sleeper = Sleeper()
-        self._sleeps = False
+        self.asleep = False
         self._in_engine = False
 
     def run(self) -> None:
@@ -147,19 +149,19 @@ class ActorThread(threading.Thread):
         """End the thread's sleep, in the engine or outside; no-op if it is awake. From any thread."""
         if get_ident() == self._own_ident:
             return
-        if self._sleeps:
+        if self.asleep:
             self._engine.wake(self._sleeper)
         elif self._in_engine:
             self._engine.wake_waiters()
 
     def sleep(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
         """Sleep outside of the engine until woken, unless *ready*; at most *timeout_s* seconds."""
-        self._sleeps = True  # first: a thread that makes it ready after the check wakes this one
+        self.asleep = True  # first: a thread that makes it ready after the check wakes this one
         try:
             if not ready() and not self._engine.closed:
                 self._sleeper.sleep(timeout_s)
         finally:
-            self._sleeps = False
+            self.asleep = False
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait in the middle of an actor's work until *ready*; False if it timed out or the engine is closed."""
@@ -328,16 +330,21 @@ class ActorThreads:
         """Sleep outside of the engine until *actor* has work; False if *thread* is no longer its own."""
         lost = None
         with self._lock:
-            self._idle[thread] = None
-            if (
-                self.engine.closed
-                or self._num > self._keep
-                or (self._waiting and (self._short or self._num == self._keep))
-            ):
-                other, lost = self._take_away()
-                other.surplus = True
-                self._num -= 1
-                other.wake()
+            if len(self._waiting) >= self._keep <= self._num:
+                # So many wait that this one would be taken too before all are served: it goes on, and wakes no other.
+                thread.runs = actor.thread = None
+                lost = actor
+            else:
+                self._idle[thread] = None
+                if (
+                    self.engine.closed
+                    or self._num > self._keep
+                    or (self._waiting and (self._short or self._num == self._keep))
+                ):
+                    other, lost = self._take_away()
+                    other.surplus = True
+                    self._num -= 1
+                    other.wake()
         self._settle(lost)
         thread.sleep(lambda: thread.runs is not actor or actor.due(), actor.next_s())
         with self._lock:
