@@ -301,9 +301,7 @@ class ActorThreads:
     # ---- threads that are ended in C ----
 
     def _working(self) -> list[int]:
-        return [
-            kernel_id for kernel_id, thread in list(self._alive.items()) if not (thread.asleep or thread.in_engine)
-        ]
+        return [kernel_id for kernel_id, thread in list(self._alive.items()) if not (thread.asleep or thread.in_engine)]
 
     def _lose(self, kernel_id: int) -> None:
         """End the actor of a thread that is gone: on another one, as its clean-up runs user code."""

@@ -391,7 +391,7 @@ def test_the_callers_of_a_thread_that_ends_in_c_are_answered(
     victim, other = procs.spawn("victim", Victim), procs.spawn("other", Victim)
     ending, queued = getattr(victim, way).call_one(), victim.alive.call_one()
     for call in (ending, queued):
-        with pytest.raises(ActorDied, match="its thread failed.*ended by code in C"):
+        with pytest.raises(ActorDied, match=r"its thread failed.*ended by code in C"):
             call.get(_PATIENCE_S)
     with pytest.raises(ActorDied, match="ended by code in C"):
         victim.alive.call_one().get(_PATIENCE_S)
