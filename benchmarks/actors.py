@@ -75,6 +75,7 @@ ORDERS = (
         {
             "waiting": ("echo of a coroutine, p50", "us"),
             "s": ("1000 actors in a proc, answering", "ms"),
+            "cpu": ("one of 1000, CPU of both sides", "us"),
             "each": ("memory of an idle actor", "KiB"),
             "ratio": ("echo beside them, times alone", "x"),
             "waiting_ratio": ("echo of a coroutine, likewise", "x"),
@@ -118,6 +119,7 @@ CROWDS = {
         0,
         {
             "s": (f"{size} actors in a proc, answering", "ms"),
+            "cpu": (f"one of {size}, CPU of both sides", "us"),
             "each": (f"memory of one of {size}", "KiB"),
             "ratio": (f"echo beside {size}, times alone", "x"),
             "waiting_ratio": (f"echo of a coroutine beside {size}", "x"),

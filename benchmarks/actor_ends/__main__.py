@@ -92,9 +92,8 @@ def _crowd(end: End, num: int) -> Found:
 def _beside_crowd(end: End, num: int) -> Found:
     end.echo(_WARM_UP)
     before = private_bytes(end.pids()[0])
-    begun_s = time.perf_counter()
-    end.crowd(num)
-    found = {"s": time.perf_counter() - begun_s, "each": (private_bytes(end.pids()[0]) - before) / num}
+    found = _with_cpu(end, num, lambda: _fill(end, num))
+    found["each"] = (private_bytes(end.pids()[0]) - before) / num
     alone = type(end)()
     alone.start()
     alone.spawn(1)
@@ -108,6 +107,12 @@ def _beside_crowd(end: End, num: int) -> Found:
         }
     finally:
         alone.stop()
+
+
+def _fill(end: End, num: int) -> Found:
+    begun_s = time.perf_counter()
+    end.crowd(num)
+    return {"s": time.perf_counter() - begun_s}
 
 
 def _compare(beside: Callable[[int], list[float]], alone: Callable[[int], list[float]]) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from _thread import allocate_lock
+from _thread import RLock
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
@@ -102,7 +102,7 @@ class Instrument:
         self._theirs = theirs
         self._sums = sums
         self._totals: dict[int, float] = {}
-        self._lock = allocate_lock()
+        self._lock = RLock()  # a signal handler may count, too
 
     def add(self, amount: float, attributes: Mapping[str, object] | None = None, *args: Any) -> None:
         """Count *amount*: the metric is the sum so far, of this process and for these attributes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import sys
 import weakref
-from _thread import allocate_lock, get_ident
+from _thread import RLock, get_ident
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -192,7 +192,7 @@ class _State:
         self._name = name
         self._where = where
         self._stop = stop
-        self._lock = allocate_lock()
+        self._lock = RLock()  # a signal handler may ask for something, too
         self._waiting: deque[_Step] = deque()
         self._num_bytes = 0
         self._sender = 0  # the thread that sends what waited

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
 from tests.gpu.torch_drill import Scenario, busy_streams, killed, parameters, states, threads
 from tests.ucx.device import MISSING
 

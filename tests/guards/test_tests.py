@@ -19,6 +19,8 @@ TESTS = ROOT / "tests"
 TABLE = TESTS / "README.md"
 FILES = sorted(path for path in TESTS.rglob("test_*.py") if path.parent.name != "guards")
 CODE = {module.name: module for module in modules()}
+OPTIONAL = {"torch", "pandas", "pyarrow", "datafusion", "sklearn", "nbclient", "ipykernel"}
+"""Packages of the extra `dev` that the extra `test` leaves out: large downloads, and not for all interpreters."""
 # Faces of packages hold no behaviour, and a `__main__` is its package's command.
 TESTED = [module for module in modules() if module.path.stem not in ("__init__", "__main__")]
 
@@ -121,6 +123,18 @@ def test_the_files_of_a_row_reach_its_modules(names: list[str], paths: list[Path
         if name in CODE and CODE[name].path not in reached(path)
     ]
     assert not missed, f"no import leads from these test files to these modules: {missed}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_one_that_needs_a_package_that_may_be_missing_is_skipped_without_it(path: Path) -> None:
+    skipped: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        match node:
+            case ast.Expr(ast.Call(ast.Attribute(attr="importorskip"), [ast.Constant(str(name))])):
+                skipped.add(name)
+            case ast.Import(names=[ast.alias(name=name), *_]) | ast.ImportFrom(module=str(name)):
+                package = name.partition(".")[0]
+                assert package not in OPTIONAL - skipped, f'write pytest.importorskip("{package}") above this import'
 
 
 def test_one_that_hangs_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,10 +74,11 @@ class Coroutines:
 
     def cancel_all(self, timeout_s: float) -> None:
         """Cancel everything that runs, and wait for its end, *timeout_s* seconds at most."""
-        if self.loop is not None and self.running:
+        loop = self.loop
+        if loop is not None and self.running and not _is_broken_off(loop):
             for running in list(self.running):
                 running.cancel()
-            self.loop.run_until(lambda: not self.running, self._wait, timeout_s)
+            loop.run_until(lambda: not self.running, self._wait, timeout_s)
 
     def refuse(self, died: ActorDied) -> None:
         """Answer all calls that coroutines serve with *died*."""
@@ -87,9 +88,10 @@ class Coroutines:
 
     def close(self, where: str) -> None:
         """End the loop, of the actor *where*."""
-        if self.loop is not None and not self.loop.is_closed():
+        loop = self.loop
+        if loop is not None and not loop.is_closed() and not _is_broken_off(loop):
             try:
-                self.loop.end(self._wait)
+                loop.end(self._wait)
             except BaseException as error:  # noqa: BLE001 user code; the actor ends all the same
                 print_error(f"{where}: a task could not be ended:\n{trace_of(error)}")
 
@@ -99,3 +101,8 @@ class Coroutines:
 
             self.loop = ActorLoop(self._engine, self._wake)
         return self.loop
+
+
+def _is_broken_off(loop: ActorLoop) -> bool:
+    """Whether the loop is in a round for ever: it was asked between rounds, and its thread was ended in C."""
+    return loop.is_running()

@@ -85,7 +85,8 @@ class EndpointTable(dict[bytes, EndpointEntry]):
             raise AttributeError(f"{base.actor_name} has no endpoint {method!r}; mark the method with @endpoint")
         # Bound once, but only if plain: an `Invocation` may be stored in the object, and the two would form a cycle.
         plain = bind(endpoint, self.target) if endpoint.plain else None
-        context = replace(base, message_rank=place_of(base.proc, region))
+        whole = region == base.region
+        context = base if whole else replace(base, message_rank=place_of(base.proc, region))
         entry = self[head] = EndpointEntry(method, endpoint, plain, context, self._records.name(method))
         return entry
 

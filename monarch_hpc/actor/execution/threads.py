@@ -3,7 +3,8 @@
 An idle actor needs no thread: its next message finds one. But code on it may rely on its thread: CUDA's current device,
 OpenMP's pool and SQLite's connections belong to one. So the threads of the actors that were busy last are kept for
 them, up to a limit that only processes with very many actors exceed. Beyond the limit, the thread that was idle for
-longest goes to the next actor that needs one, or ends.
+longest goes to the next actor that needs one, or ends. Where more actors wait than threads are kept, each thread goes
+on with the next one itself: a switch to another thread takes longer than most endpoints.
 
 The thread of the actor that was busy last drives the engine while it is idle, so that its next call runs on the thread
 that reads it from the socket. When it reads a message for another actor instead, it wakes that actor's thread and
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from _thread import RLock, get_ident
+from _thread import RLock, get_ident, get_native_id
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
+from monarch_hpc.actor.execution.thread_watch import ThreadWatch
+from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.wakeup import Sleeper
 
@@ -83,6 +86,8 @@ class ActorThread(threading.Thread):
         runs: the actor that it runs, or is kept for.
         sent_for: whether it is on its way to the actors that wait for a thread.
         surplus: whether it is not counted any more, and shall end unless an actor waits.
+        asleep: whether it sleeps outside of the engine, or is about to.
+        in_engine: whether it waits in the engine, or is about to.
     """
 
     def __init__(self, threads: ActorThreads) -> None:
@@ -94,13 +99,14 @@ class ActorThread(threading.Thread):
         self._engine = threads.engine
         self._own_ident = 0
         self._sleeper = Sleeper()
-        self._sleeps = False
-        self._in_engine = False
+        self.asleep = False
+        self.in_engine = False
 
     def run(self) -> None:
         """Run actors until none needs this thread."""
         self._own_ident = get_ident()
         threads = self._threads
+        threads.note(self)
         while (actor := threads.take(self)) is not None:
             self.name = actor.name
             try:
@@ -126,20 +132,22 @@ class ActorThread(threading.Thread):
 
     def _serve(self, actor: Threaded) -> None:
         """Run *actor* until it ends, or this thread is needed elsewhere."""
-        threads, wait = self._threads, self._engine.wait
+        threads, wait, watch = self._threads, self._engine.wait, self._threads.watch
         run, work, due, next_s = actor.variables.run, actor.work, actor.due, actor.next_s
         while True:
+            if not watch.on:
+                watch.start()
             run(work)
             if actor.ended:
                 threads.part(self)
                 return
             if threads.may_drive():
-                self._in_engine = True
+                self.in_engine = True
                 try:
                     if wait(due, next_s(), lends=True):
                         continue
                 finally:
-                    self._in_engine = threads.driven = False
+                    self.in_engine = threads.driven = False
             if not threads.rest(self, actor):
                 return
 
@@ -147,28 +155,28 @@ class ActorThread(threading.Thread):
         """End the thread's sleep, in the engine or outside; no-op if it is awake. From any thread."""
         if get_ident() == self._own_ident:
             return
-        if self._sleeps:
+        if self.asleep:
             self._engine.wake(self._sleeper)
-        elif self._in_engine:
+        elif self.in_engine:
             self._engine.wake_waiters()
 
     def sleep(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
         """Sleep outside of the engine until woken, unless *ready*; at most *timeout_s* seconds."""
-        self._sleeps = True  # first: a thread that makes it ready after the check wakes this one
+        self.asleep = True  # first: a thread that makes it ready after the check wakes this one
         try:
             if not ready() and not self._engine.closed:
                 self._sleeper.sleep(timeout_s)
         finally:
-            self._sleeps = False
+            self.asleep = False
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait in the middle of an actor's work until *ready*; False if it timed out or the engine is closed."""
         if self._threads.drive:
-            self._in_engine = True
+            self.in_engine = True
             try:
                 return self._engine.wait(ready, timeout_s)
             finally:
-                self._in_engine = False
+                self.in_engine = False
         clock = self._engine.clock
         end_s = None if timeout_s is None else clock() + timeout_s
         while not ready():
@@ -188,6 +196,7 @@ class ActorThreads:
 
     Attributes:
         driven: whether an idle thread drives the engine, or none may.
+        watch: looks whether the threads that work are still there.
     """
 
     def __init__(self, engine: Engine, *, drive: bool, keep: int) -> None:
@@ -200,6 +209,8 @@ class ActorThreads:
         self._waiting: deque[Threaded] = deque()
         self._idle: dict[ActorThread, None] = {}  # asleep, those that were busy last at the end
         self._coming: ActorThread | None = None  # on its way to `_waiting`; one at a time, and each sends for the next
+        self._alive: dict[int, ActorThread] = {}  # threads by the kernel's id
+        self.watch = ThreadWatch(engine, self._working, self._lose)
         self._short = False  # whether the process could not have another thread when it wanted one
 
     def engage(self, actor: Threaded) -> None:
@@ -287,7 +298,39 @@ class ActorThreads:
         elif (left_s := actor.next_s()) is not None:
             self.engine.call_later(left_s, actor.wake)
 
+    # ---- threads that are ended in C ----
+
+    def _working(self) -> list[int]:
+        return [kernel_id for kernel_id, thread in list(self._alive.items()) if not (thread.asleep or thread.in_engine)]
+
+    def _lose(self, kernel_id: int) -> None:
+        """End the actor of a thread that is gone: on another one, as its clean-up runs user code."""
+        with self._lock:
+            thread = self._alive.pop(kernel_id, None)
+            if thread is None:  # it has ended by itself meanwhile
+                return
+            self._num -= not thread.surplus
+            actor = thread.runs
+        if actor is not None:
+            actor.variables = actor.variables.copy()  # the thread has entered the others for ever
+            self._break_off(thread, actor)
+        self._send_one()
+
+    def _break_off(self, thread: ActorThread, actor: Threaded) -> None:
+        def work() -> None:
+            thread.break_off(actor, RuntimeError("the thread was ended by code in C, as pthread_exit does"))
+            self.part(thread)
+
+        try:
+            Thread(work)
+        except RuntimeError:  # no threads left
+            self.engine.call_later(_RETRY_S, lambda: self._break_off(thread, actor))
+
     # ---- on the threads ----
+
+    def note(self, thread: ActorThread) -> None:
+        """Note that *thread* has started; called on it."""
+        self._alive[get_native_id()] = thread
 
     def take(self, thread: ActorThread) -> Threaded | None:
         """Give *thread* the next actor that waits; None if none does, and the thread shall end."""
@@ -300,6 +343,7 @@ class ActorThreads:
             actor = self._waiting.popleft() if self._waiting else None
             if actor is None:
                 self._num -= 1
+                self._alive.pop(get_native_id(), None)
                 return None
             actor.waits = False
             actor.thread = thread
@@ -328,16 +372,21 @@ class ActorThreads:
         """Sleep outside of the engine until *actor* has work; False if *thread* is no longer its own."""
         lost = None
         with self._lock:
-            self._idle[thread] = None
-            if (
-                self.engine.closed
-                or self._num > self._keep
-                or (self._waiting and (self._short or self._num == self._keep))
-            ):
-                other, lost = self._take_away()
-                other.surplus = True
-                self._num -= 1
-                other.wake()
+            if len(self._waiting) >= self._keep <= self._num:
+                # So many wait that this one would be taken too before all are served: it goes on, and wakes no other.
+                thread.runs = actor.thread = None
+                lost = actor
+            else:
+                self._idle[thread] = None
+                if (
+                    self.engine.closed
+                    or self._num > self._keep
+                    or (self._waiting and (self._short or self._num == self._keep))
+                ):
+                    other, lost = self._take_away()
+                    other.surplus = True
+                    self._num -= 1
+                    other.wake()
         self._settle(lost)
         thread.sleep(lambda: thread.runs is not actor or actor.due(), actor.next_s())
         with self._lock:

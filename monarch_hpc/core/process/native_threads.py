@@ -9,7 +9,9 @@ import time
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.machine.procfs import parse_stat
 
-__all__ = ["wait_until_asleep"]
+__all__ = ["thread_ids", "wait_until_asleep"]
+
+_TASKS = "/proc/self/task"
 
 _LOOK_S = 0.005
 """Time between two looks. A thread that waits for the interpreter sleeps, too, and gets its turn meanwhile: it is the
@@ -39,12 +41,17 @@ def wait_until_asleep(limit_s: float) -> bool:
     return True
 
 
+def thread_ids() -> set[int]:
+    """The ids of all threads."""
+    return {int(name) for name in os.listdir(_TASKS)}
+
+
 def _states() -> list[tuple[int, str]]:
     """The id and the state of each thread, by the kernel's letters: ``R`` runs or could, ``S`` sleeps."""
     found = []
-    for name in os.listdir("/proc/self/task"):
+    for name in os.listdir(_TASKS):
         try:
-            with open(f"/proc/self/task/{name}/stat", "rb") as file:
+            with open(f"{_TASKS}/{name}/stat", "rb") as file:
                 stat = parse_stat(file.read())
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import itertools
 import os
-from _thread import LockType, allocate_lock
+from _thread import RLock
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -75,24 +75,33 @@ class Controller(Runtime):
         deadline: their ends, and the program's hooks.
     """
 
-    _creating: ClassVar[LockType] = allocate_lock()
+    _one_creates: ClassVar[RLock] = RLock()
+    _creating: ClassVar[bool] = False
 
     @classmethod
     def instance(cls) -> Controller:
         """The controller of this process; the first call creates it.
 
         Raises:
-            RuntimeError: this process is a proc.
+            RuntimeError: this process is a proc; or a signal handler asks in the middle of the first call.
             ForkedError: this process is a fork of the program.
         """
-        with cls._creating:
+        with cls._one_creates:
             if Runtime.current is not None:
                 Runtime.current.engine.check_own()
                 controller = cls._current()
                 if controller is None:
                     raise RuntimeError("this is a proc, not the program that started it")
                 return controller
-            Runtime.current = controller = cls(_own_config())
+            if cls._creating:
+                raise RuntimeError(
+                    "a signal handler ran while the program's first call began: let it call actors later"
+                )
+            cls._creating = True
+            try:
+                Runtime.current = controller = cls(_own_config())
+            finally:
+                cls._creating = False
             open_registry(controller)
             open_requests(controller)
             controller._resources.enter_context(exit_on_faults(controller.abandon))

@@ -79,7 +79,18 @@ class ThreadSleeper(Sleeper):
 
 
 class _MainThreadSleeper(ThreadSleeper):
-    __slots__ = ("_clock", "_defer", "_deferred", "_depth", "_handlers", "_look_s", "_others", "_poke", "_replaced")
+    __slots__ = (
+        "_clock",
+        "_defer",
+        "_deferred",
+        "_depth",
+        "_exits",
+        "_handlers",
+        "_look_s",
+        "_others",
+        "_poke",
+        "_replaced",
+    )
 
     defers = True
 
@@ -88,6 +99,7 @@ class _MainThreadSleeper(ThreadSleeper):
         self._poke = poke
         self._clock = real_monotonic()
         self._depth = 0
+        self._exits = 0
         self._handlers: dict[int, Handler] = {}  # kept: a callback may have asked for a handler, and set `_defer` later
         self._replaced: list[int] = []  # the signals of `_handlers` that `_defer` takes
         self._others: list[int] = []  # of `_OTHERS`, those that had a handler at the last look
@@ -95,35 +107,49 @@ class _MainThreadSleeper(ThreadSleeper):
         self._deferred: dict[int, tuple[Handler, FrameType | None]] = {}  # by signal, which counts once as the kernel's
         self._defer = self._on_signal  # one object, so that it can be told from other handlers
 
+    # A handler that runs in the middle of these may wait for calls itself: it enters and exits in between.
+
     def __enter__(self) -> Self:
-        if not self._depth:
-            now_s = self._clock()
-            if now_s >= self._look_s:
-                self._others = [number for number in _OTHERS if callable(_getsignal(number))]
-                self._look_s = now_s + _LOOK_S
-            handler = _getsignal(_SIGINT)
-            if callable(handler) and not self._replaced and handler is not self._defer:  # nearly always, so in place
-                self._handlers[_SIGINT] = handler
-                self._replaced.append(_SIGINT)
-                _setsignal(_SIGINT, self._defer)
-            else:
-                self._replace(_SIGINT)
-            if self._others:
-                for number in self._others:
-                    self._replace(number)
-        self._depth += 1
-        return self
+        if self._depth:
+            self._depth += 1
+            return self
+        while True:
+            exits = self._exits
+            self._put_in_place()
+            if exits == self._exits:
+                self._depth = 1
+                return self
+
+    def _put_in_place(self) -> None:
+        now_s = self._clock()
+        if now_s >= self._look_s:
+            self._others = [number for number in _OTHERS if callable(_getsignal(number))]
+            self._look_s = now_s + _LOOK_S
+        handler = _getsignal(_SIGINT)
+        if callable(handler) and not self._replaced and handler is not self._defer:  # nearly always, so in place
+            self._handlers[_SIGINT] = handler
+            self._replaced.append(_SIGINT)
+            _setsignal(_SIGINT, self._defer)
+        else:
+            self._replace(_SIGINT)
+        if self._others:
+            for number in self._others:
+                self._replace(number)
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth:
             return
+        self._exits += 1
         replaced = self._replaced
         try:
-            while replaced:
-                number = replaced.pop()
+            while True:
+                try:
+                    number = replaced.pop()
+                except IndexError:
+                    break
                 found = _setsignal(number, self._handlers[number])
-                if found is not self._defer:  # a callback has set another handler
+                if found is not self._defer:  # a callback has set another handler, or a handler took it away before
                     _setsignal(number, found)
         finally:  # a handler that is back in place may raise
             if self.interrupted:
@@ -150,8 +176,11 @@ class _MainThreadSleeper(ThreadSleeper):
 
     def _handle(self) -> None:
         """Run the handlers of all deferred signals; the last exception that one raises has the others as context."""
-        while self._deferred:
-            number, (handler, frame) = self._deferred.popitem()
+        while True:
+            try:
+                number, (handler, frame) = self._deferred.popitem()
+            except KeyError:
+                return
             try:
                 handler(number, frame)
             finally:

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from monarch_hpc import Actor, ActorMesh, HostMesh, MeshFailure, ProcMesh, endpoint

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from monarch_hpc import ActorMesh, HostMesh, MeshFailure, ProcDied, ProcMesh

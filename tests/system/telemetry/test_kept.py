@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("pyarrow")
+pytest.importorskip("numpy")
+
 import monarch_hpc
 from monarch_hpc import Actor, endpoint, telemetry
 from monarch_hpc.config.load import load
@@ -40,7 +43,6 @@ from tests.child import child
 from tests.system.support.controlling import controlled, settle
 
 pq = pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("numpy")
 
 F_SEAL_GROW = 0x4
 NUM_KILLS = int(os.environ.get("NUM_KILLS", "4"))

@@ -16,6 +16,7 @@ import pytest
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.payload import pack_call
+from monarch_hpc.transport.engine import interrupts
 from monarch_hpc.transport.engine.engine import Engine
 
 _PATIENCE_S = 60.0
@@ -104,6 +105,54 @@ def test_all_deferred_signals_are_handled_also_where_one_handler_raises(engine: 
             signal.raise_signal(number)
         assert not handled
     assert sorted(handled) == sorted(numbers)
+
+
+@pytest.mark.parametrize("at", ["before", "after"])
+def test_a_handler_may_wait_while_the_handlers_are_put_in_place_or_taken_away(
+    engine: Engine, kept_handlers: None, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    handled: list[str] = []
+    waits = True
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        handled.append("handler")
+        if waits:
+            assert not engine.wait(lambda: False, _LOOK_S)
+
+    numbers = [signal.SIGUSR1, signal.SIGUSR2]
+    for number in numbers:
+        signal.signal(number, handle)
+    engine.wait(lambda: False, _LOOK_S)
+    shots: list[int] = []
+
+    def set_signal(number: int, handler: Handler) -> object:
+        """Set a handler, and have the signal come at this very moment, twice each time."""
+        shoots = number in numbers and len(shots) < 4
+        if shoots and at == "before":
+            shots.append(number)
+            signal.raise_signal(number)
+        found = signal.signal(number, handler)
+        if shoots and at == "after":
+            shots.append(number)
+            signal.raise_signal(number)
+        return found
+
+    monkeypatch.setattr(interrupts, "_setsignal", set_signal)
+    with engine.undisturbed():
+        inside = len(handled)
+        waits = False
+        signal.raise_signal(signal.SIGUSR1)
+        assert len(handled) == inside, "it was not deferred"
+        waits = True
+        shots.clear()
+    assert len(shots) == 4
+    assert len(handled) > inside
+    assert [signal.getsignal(number) for number in numbers] == [handle, handle]
+    with engine.undisturbed():
+        waits, inside = False, len(handled)
+        signal.raise_signal(signal.SIGUSR2)
+        assert len(handled) == inside
+    assert len(handled) == inside + 1
 
 
 def test_a_handler_that_a_callback_sets_stays(engine: Engine, kept_handlers: None) -> None:
@@ -318,3 +367,52 @@ def test_no_answer_is_lost(tmp_path: Path, order: str, number: signal.Signals) -
     assert int(kept) > 0
     assert lost == "0", told.stdout
     assert "[1, 1]" in values
+
+
+_CALLING_PROGRAM = """
+import itertools, signal, sys
+from monarch_hpc import Actor, endpoint, this_host
+
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, x):
+        return x
+
+
+mesh = this_host().spawn_procs(per_host={"p": 2}).spawn("echo", Echo)
+one = mesh.slice(p=0)
+mesh.echo.call(0).get()
+inside, handled = False, 0
+
+
+def ask(_number, _frame):
+    global inside, handled
+    if not inside:
+        inside = True
+        assert one.echo.call_one("signal").get(60) == "signal"
+        assert list(mesh.echo.call(bytes(100_000)).get(60).values()) == [bytes(100_000)] * 2
+        handled += 1
+        inside = False
+
+
+signal.signal(signal.SIGALRM, ask)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0013)
+for number in itertools.count():
+    assert one.echo.call_one(number).get(60) == number
+    calls = [one.echo.call_one(each) for each in range(30)]
+    assert [call.get(60) for call in calls] == list(range(30))
+    if handled > 300:
+        break
+signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["[ucx, tcp]", "[tcp]"])
+def test_a_handler_may_call_actors_at_any_moment_of_a_call(tmp_path: Path, order: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_CALLING_PROGRAM)
+    environment = {**os.environ, "MONARCH_HPC_FABRIC__ORDER": order}
+    told = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr

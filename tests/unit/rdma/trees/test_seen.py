@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from monarch_hpc.rdma.trees.seen import SeenTree

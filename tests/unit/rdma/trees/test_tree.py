@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from monarch_hpc.rdma.trees.tree import flatten, join_trees, named_leaves, replace_leaves, set_values
