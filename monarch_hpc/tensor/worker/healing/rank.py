@@ -69,6 +69,8 @@ class RankHealing:
             self.cause = self._groups.cause or f"a collective failed: {error}"
         else:
             self.journal.failed = (self.journal.failed * 31 + seq + 1) % (1 << 61)
+        if self.cause and not self._groups.cause:
+            self._groups.abort(self.cause)  # others may wait for this rank in their next collective
         return bool(self.cause)
 
     def _is_missed(self, error: BaseException) -> bool:

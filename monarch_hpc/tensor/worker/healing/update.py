@@ -13,7 +13,7 @@ import torch
 
 from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.worker.template import Template
-from monarch_hpc.tensor.worker.values import Values
+from monarch_hpc.tensor.worker.values import Failure, Values
 
 __all__ = ["LocalUpdates", "Update"]
 
@@ -68,6 +68,10 @@ class Update:
             operations.append(number)
         self.operations = tuple(operations)
 
+    def lacks(self) -> bool:
+        """Whether it uses a value that could not be made."""
+        return any(type(self._values.get(number)) is Failure for number in self._used)
+
     def placements(self) -> list[Any]:
         """How the tensors are placed that it uses and does not make, and gradients, which must be summed before."""
         values = self._values
@@ -101,8 +105,8 @@ class LocalUpdates:
         self._known: dict[tuple[int, ...], list[Any]] = {}
 
     def has(self, update: Update, values: Values) -> bool:
-        """Whether *update* is one of them, and no operation before it has failed."""
-        if update.operations is None or values.num_failed or values.grads:
+        """Whether *update* is one of them, and all that it uses is there."""
+        if update.operations is None or values.grads or (values.num_failed and update.lacks()):
             return False
         known = self._known.get(update.operations)
         if known is None:
