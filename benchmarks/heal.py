@@ -37,7 +37,7 @@ from monarch_hpc.distributed import Mesh, distribute, module_to_mesh
 from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.mesh.current import hosts as own_hosts
 
-STEP_POINTS = ("frame", "backward", "gradient", "enter", "passed", "committed", "reply")
+STEP_POINTS = ("frame", "backward", "gradient", "enter", "update", "operation", "passed", "committed", "reply")
 HEAL_POINTS = ("status", "roll", "meet", "begin", "held", "exchange", "digests", "finish")
 _STEPS = 8
 _NUM_RANKS = 4
@@ -86,17 +86,20 @@ class Saboteur(Actor):
         from monarch_hpc.tensor.worker.groups import Groups
         from monarch_hpc.tensor.worker.healing.journal import Journal
         from monarch_hpc.tensor.worker.healing.rank import RankHealing
+        from monarch_hpc.tensor.worker.values import Values
 
         self._wrap(TensorWorker, "_run", before="frame")
         self._wrap(TensorWorker, "_reply", before="reply")
         self._wrap(Execution, "_backward", before="backward")
         self._wrap(Execution, "_get_grad", before="gradient")
         self._wrap(Groups, "agree", before="enter", after="agreed")
+        self._wrap(Journal, "update", before="update")
+        self._wrap(Values, "free", before="operation")  # in an update, too
         self._wrap(Journal, "pass_on", before="passed", after="committed")
         for name in HEAL_POINTS:
             self._wrap(RankHealing, name, before=name)
         if not barrier:
-            RankHealing.commit = _commit_alone  # type: ignore[method-assign]
+            RankHealing._meet = _meet_nobody  # type: ignore[method-assign]
 
     def _wrap(self, cls: Any, name: str, before: str = "", after: str = "") -> None:
         original: Callable[..., Any] = getattr(cls, name)
@@ -112,10 +115,11 @@ class Saboteur(Actor):
         setattr(cls, name, wrapped)
 
 
-def _commit_alone(self: Any, version: int, mark: int) -> None:
+def _meet_nobody(self: Any, version: int, mark: int, update: Any = None, *, ready: bool = True) -> bool:
     """Take a commit as done without the others."""
-    self.journal.prepare(version, mark)
-    self.journal.pass_on()
+    if ready:
+        self.journal.prepare(version, mark, update)
+    return ready
 
 
 def draw(seed: int) -> list[list[Any]]:
@@ -123,9 +127,9 @@ def draw(seed: int) -> list[list[Any]]:
     rnd = random.Random(seed)
     plan: list[list[Any]] = []
     victim = rnd.randrange(_NUM_RANKS)
-    per_step = {"frame": 6, "gradient": 6, "reply": 1, "backward": 1, "enter": 1, "passed": 1, "committed": 1}
+    per_step = {"frame": 6, "gradient": 6, "operation": 6}
     point = rnd.choice(STEP_POINTS)
-    nth = rnd.randrange(2 * per_step[point], (_STEPS - 1) * per_step[point])
+    nth = rnd.randrange(2 * per_step.get(point, 1), (_STEPS - 1) * per_step.get(point, 1))
     kind = rnd.random()
     if kind < 0.12:
         plan.append([victim, 0, "agreed", nth % _STEPS + 2, "fail"])

@@ -68,7 +68,7 @@ def small_loss(model: Any, batch: Any) -> Any:
     return model(batch[0]).sum()
 
 
-_TASKS: dict[str, Any] = {
+TASKS: dict[str, Any] = {
     "gpt": (
         GPT,
         gpt_loss,
@@ -99,18 +99,42 @@ def stepper(
     model: Any, optimizer: Any, loss_of: Any, batch: Any, clocks: Callable[[], list[float]] | None = None
 ) -> Callable[[int], Taken]:
     """A function that makes some steps; *clocks* gives the CPU times of the ranks, if this process is none."""
+    last: list[Any] = []
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        last[:] = [loss]
+
+    return timed(step, clocks, end=lambda: last[0].item())
+
+
+def timed(
+    step: Callable[[], object],
+    clocks: Callable[[], list[float]] | None,
+    *,
+    end: Callable[[], object] = lambda: None,
+    total: Callable[[Any], float] = max,
+) -> Callable[[int], Taken]:
+    """A function that makes some steps, and measures them.
+
+    Args:
+        step: makes one.
+        clocks: gives the CPU times of the ranks; None if this process is one.
+        end: waits for the last step.
+        total: of the CPU times of the ranks.
+    """
     times = clocks or (lambda: [time.process_time()])
 
     def run(num: int) -> Taken:
         before, began_s, own_s = times(), time.perf_counter(), time.process_time()
         for _ in range(num):
-            optimizer.zero_grad()
-            loss = loss_of(model, batch)
-            loss.backward()
-            optimizer.step()
-        loss.item()
+            step()
+        end()
         elapsed_s, program_s = time.perf_counter() - began_s, time.process_time() - own_s if clocks else 0.0
-        rank_s = max(after - first for first, after in zip(before, times(), strict=True))
+        rank_s = total([after - first for first, after in zip(before, times(), strict=True)])
         return Taken(elapsed_s / num, rank_s / num, program_s / num)
 
     return run
@@ -136,7 +160,7 @@ class Peer(Actor):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
-        build, loss_of, data = _TASKS[task]
+        build, loss_of, data = TASKS[task]
         torch.manual_seed(0)
         model, batch = build(), data()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
@@ -162,7 +186,7 @@ def ddp(module: nn.Module, mesh: Any) -> nn.Module:
 
 def ours(task: str, mesh: Mesh, kind: str, clocks: Callable[[], list[float]]) -> Callable[[int], Taken]:
     """A row of ours: ``op by op``, or a ``remote`` module with DDP inside."""
-    build, loss_of, data = _TASKS[task]
+    build, loss_of, data = TASKS[task]
     torch.manual_seed(0)
     model, batch = build(), data()
     placed = tuple(distribute(part, mesh, ["dp"]) for part in batch)
@@ -190,7 +214,7 @@ class _WithLoss(nn.Module):
 
 def alone(task: str) -> Callable[[int], Taken]:
     """One process."""
-    build, loss_of, data = _TASKS[task]
+    build, loss_of, data = TASKS[task]
     torch.manual_seed(0)
     model = build()
     return stepper(model, torch.optim.AdamW(model.parameters(), lr=1e-3), loss_of, data())
@@ -243,7 +267,7 @@ def rows(procs: Any, peers: Any) -> dict[str, Callable[[int], Taken]]:
     def peer(name: str) -> Callable[[int], Taken]:
         return lambda num: max(taken for _, taken in peers.steps.call(name, num).get().items())
 
-    for task in _TASKS:
+    for task in TASKS:
         for kind in ("ddp", "dtensor"):
             peers.make.call(task, kind).get()
             found[f"{task} {kind}"] = peer(f"{task} {kind}")

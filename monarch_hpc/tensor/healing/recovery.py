@@ -19,6 +19,7 @@ from monarch_hpc.tensor.healing.training import OptimizerSnapshot, follow_optimi
 from monarch_hpc.tensor.stream.engine import TensorEngine, View
 from monarch_hpc.tensor.stream.holdings import RankStatus
 from monarch_hpc.tensor.stream.records import COMMIT
+from monarch_hpc.tensor.stream.step_frame import begin_step, end_step
 
 __all__ = ["Recovery"]
 
@@ -74,8 +75,9 @@ class Recovery:
         """Whether no gradients were computed yet."""
         return not self._graded
 
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the state of an optimizer before its step."""
+    def before_step(self, view: View, optimizer: torch.optim.Optimizer) -> None:
+        """Note the state of an optimizer before its step, whose operations are to be one unit."""
+        begin_step(self._engine, view)
         while self._snapshots and self._snapshots[0][0] < self.known:
             self._snapshots.popleft()
         self._in_step = True
@@ -93,7 +95,8 @@ class Recovery:
             engine.use(view)
             engine.free_dead(view)
             self.last_mark, self._in_step = engine.next_value, False
-            engine.emit(view, [COMMIT, self._issued + 1, self.last_mark], depth=3)
+            if not end_step(engine, self._issued + 1):
+                engine.emit(view, [COMMIT, self._issued + 1, self.last_mark], depth=3)
             self._issued += 1
             self._steps[self._issued] = self._steps[self._issued - 1] + num_steps
             self._committed_at, self._num_harmless = engine.num_issued, 0
@@ -264,7 +267,7 @@ def _with_optimizer(view: View) -> None:
 def _before_step(view: View, optimizer: Any) -> None:
     recovery = _recovery_of(view)
     if recovery is not None:
-        recovery.before_step(optimizer)
+        recovery.before_step(view, optimizer)
 
 
 def _after_step(view: View) -> None:

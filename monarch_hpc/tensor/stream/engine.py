@@ -91,6 +91,7 @@ class TensorEngine:
         recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
         templates: descriptions of operations, which the ranks get once.
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
+        step_begun: positions in `ints` and `sites` where an optimizer's step began, if the frame is held back for it.
     """
 
     def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
@@ -109,8 +110,8 @@ class TensorEngine:
         self.recorder: FrameRecorder | None = None
         self.site_log: list[tuple[int, list[Site]]] | None = None
         self.recovery: Versions | None = None
-        self.unhealable = ""
-        self.epoch = 0
+        self.unhealable, self.epoch = "", 0
+        self.step_begun: tuple[int, int] | None = None
         self.templates = TemplateTable()
         self._abort = abort
         self._base = 0
@@ -216,7 +217,7 @@ class TensorEngine:
             self._armed = False
             if self.ints and self.broken is None:
                 assert self.view is not None
-                self._armed = not is_reached(self.view.workers)
+                self._armed = self.step_begun is not None or not is_reached(self.view.workers)
                 if not self._armed:
                     self._send(waits=False)
                 else:  # to connect again would take a wait, which the program does when it reads
@@ -229,6 +230,10 @@ class TensorEngine:
         if len(self.ints) >= self.threshold:
             self._send()
 
+    def reset_threshold(self) -> None:
+        """Send a first frame early, so that ranks do not idle; further ones when they are full."""
+        self.threshold = self.config.frame_ints if self._frames else self.config.first_frame_ints
+
     def _send(self, *, waits: bool = True) -> None:
         view, sites, data = self.view, self.sites, array("q", self.ints).tobytes()
         assert view is not None
@@ -239,7 +244,7 @@ class TensorEngine:
         frame = Sequenced(self._base, sites, self.epoch)
         arguments = self._base, self.templates.take_new(), self._objects, data, view.mesh, self.epoch
         self._base += len(sites)
-        self.ints, self.sites, self._objects = [], [], []
+        self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
         self._num_unacked += len(sites)
         self._frames.append(frame)
         self.threshold = self.config.frame_ints
@@ -279,8 +284,8 @@ class TensorEngine:
             self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
-        if not self._frames:
-            self.threshold = self.config.first_frame_ints
+        if not self._frames and self.step_begun is None:
+            self.reset_threshold()
 
     def _part(self, view: View, done: Future[Any]) -> None:
         """Note that ranks of sharded tensors have failed in different operations, so that their values differ."""
@@ -378,11 +383,11 @@ class TensorEngine:
     def mended(self) -> None:
         """Go on after a failure: what was under way is dropped, and will not be acknowledged."""
         with self.lock:
-            self.ints, self.sites, self._objects = [], [], []
+            self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
             self._frames.clear()
             self._num_unacked = 0
             self.failures.forgive()
-            self.threshold = self.config.first_frame_ints
+            self.reset_threshold()
             self.broken = None
 
     def forfeit(self, what: str) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "SET_GRAD",
     "SHARDED_CALLS",
     "TRAINING_CALLS",
+    "UPDATE",
     "CallRequest",
     "CollectiveSpec",
     "CoordinateSpec",
@@ -67,10 +68,14 @@ CALL = 9
 """``CALL, object, first result, count, argument...``; the object is a `CallRequest`."""
 LEND = 10
 """``LEND, value, token``; a copy for an actor. Tokens are numbers like those of results: they grow."""
+UPDATE = 13
+"""``UPDATE, count of integers, count of operations, version, number of the next value``; a barrier of all ranks, after
+which they execute the records of an optimizer's step, in as many integers behind it. Without any it does nothing: the
+step is not in one frame, and a `COMMIT` follows it."""
 OPTIMIZER_STEP = 14
 """``OPTIMIZER_STEP, optimizer``; in programs only."""
 COMMIT = 15
-"""``COMMIT, version, number of the next value``; a barrier of all ranks."""
+"""``COMMIT, version, number of the next value``; a barrier of all ranks, after what it commits."""
 FIRST_TEMPLATE = 16
 
 HALTED = -1

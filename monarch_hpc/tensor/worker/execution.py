@@ -22,6 +22,7 @@ from monarch_hpc.tensor.stream.records import (
 )
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
+from monarch_hpc.tensor.worker.healing.update import Update
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 from monarch_hpc.wire.serializer import loads
@@ -136,6 +137,10 @@ class Execution:
                 optimizer = self._program.optimizers[a[i + 1]]
                 run = partial(optimizer.step, values, self._program.floats, self.sharding)
                 return RecordStep("Optimizer.step", 2, run, written=optimizer.written)
+            case records.UPDATE:
+                num, end = 1 + a[i + 2], i + 5 + a[i + 1]
+                update = partial(self._update, a[i + 5 : end], a[i + 3], a[i + 4], seq + 1, objects)
+                return RecordStep("Optimizer.step", end - i, update if a[i + 1] else _nothing, num=num)
             case records.COMMIT:
                 return RecordStep("commit", 3, partial(self.healing.commit, a[i + 1], a[i + 2]))
             case number:
@@ -175,6 +180,11 @@ class Execution:
             self._run(seq, program.begin(first, given), program.objects)
         finally:
             self._program = None
+
+    def _update(self, ints: list[int], version: int, mark: int, seq: int, objects: Sequence[Any]) -> None:
+        """Execute and commit an optimizer's step."""
+        update = Update(ints, self.templates, self.values)
+        self.healing.update(update, version, mark, self.sharding, partial(self._run, seq, ints, objects))
 
     # ---- gradients ----
 
@@ -343,6 +353,10 @@ class Execution:
         if root:
             raise Dependent(root - 1)
         self.values[out] = value
+
+
+def _nothing() -> None:
+    """Is what an empty step does."""
 
 
 _OWN_CALLS = SHARDED_CALLS, TRAINING_CALLS

@@ -169,13 +169,14 @@ class Groups:
         self._ports.clear()
         self.epoch, self._addresses, self.cause = epoch, addresses, ""
 
-    def agree(self, ranks: tuple[int, ...], number: int) -> tuple[int, int]:
-        """Exchange a number; return the lowest and the highest. Nobody gets an answer before all have asked."""
+    def agree(self, ranks: tuple[int, ...], *numbers: int) -> list[tuple[int, int]]:
+        """Exchange numbers; return the lowest and the highest of each. Nobody gets an answer before all have asked."""
         if len(ranks) == 1:
-            return number, number
-        both = torch.tensor([number, -number])
+            return [(number, number) for number in numbers]
+        both = torch.tensor([*numbers, *(-number for number in numbers)])
         self.of(ranks).allreduce([both], _options(dist.ReduceOp.MAX)).wait()
-        return -int(both[1]), int(both[0])
+        found = both.tolist()
+        return [(-low, high) for high, low in zip(found[: len(numbers)], found[len(numbers) :], strict=True)]
 
     def flush_sends(self) -> None:
         """Wait until what was sent has left."""

@@ -1,7 +1,8 @@
 """The undo log of one rank, by which it goes back to its last commit, or forward to the one that it has prepared.
 
-A commit stands behind the operations of a step: a rank enters its barrier when it has executed all of them. One that
-did not see the barrier pass keeps copies of what the step has overwritten, until it learns whether the step counts.
+A rank enters the barrier of a commit when it has executed all operations of a step, but for an update that it can
+execute alone. One that did not see the barrier pass keeps the update, and copies of what it has overwritten itself,
+until it learns whether the step counts.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ class Journal:
         self.prepared: tuple[int, int] | None = None
         self.effects = 0
         self.failed = 0
+        self._update: Callable[[], None] | None = None
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._old: set[int] | None = None
+        self._saves = True
         self._undo: list[Callable[[], None]] = []
         self._random: list[tuple[Any, Any]] = []
 
@@ -54,6 +57,8 @@ class Journal:
 
     def save(self, tensors: Iterable[Any]) -> None:
         """Copy the memory of tensors that are about to be written to, unless it is younger than the last commit."""
+        if not self._saves:
+            return
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 continue
@@ -91,9 +96,25 @@ class Journal:
 
     # ---- commits ----
 
-    def prepare(self, version: int, mark: int) -> None:
-        """Enter the barrier of commit *version*, after which values from *mark* on are younger."""
-        self.prepared = version, mark
+    def prepare(self, version: int, mark: int, update: Callable[[], None] | None = None) -> None:
+        """Enter the barrier of commit *version*, after which values from *mark* on are younger.
+
+        Args:
+            update: a part of it, to execute once the commit is done.
+        """
+        self.prepared, self._update = (version, mark), update
+
+    def withdraw(self) -> None:
+        """Take back `prepare`: the commit is not done."""
+        self.prepared = self._update = None
+
+    def update(self, update: Callable[[], None]) -> None:
+        """Execute the update of a commit that is done: nothing takes it back any more."""
+        mark, self._values.mark, self._saves = self._values.mark, 0, False
+        try:
+            update()
+        finally:
+            self._values.mark, self._saves = mark, True
 
     def pass_on(self) -> None:
         """Take the prepared commit as done."""
@@ -107,7 +128,7 @@ class Journal:
         self._begin()
 
     def _begin(self) -> None:
-        self.prepared, self.effects, self.failed, self._old = None, 0, 0, None
+        self.prepared, self.effects, self.failed, self._old, self._update = None, 0, 0, None, None
         self._saved.clear()
         self._undo.clear()
         self._values.mark = self.mark
@@ -125,6 +146,8 @@ class Journal:
             RuntimeError: this rank can do neither.
         """
         if self.version == version - 1 and self.prepared is not None and self.prepared[0] == version:
+            if self._update is not None:
+                self.update(self._update)
             self.pass_on()
         elif self.version != version:
             raise RuntimeError(f"this rank is at version {self.version} and prepared {self.prepared}, not {version}")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +16,7 @@ from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.tensor.stream.holdings import Held, HeldPart, MemoryTransfer, RankStatus
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.journal import LOST, Journal, small_sums
+from monarch_hpc.tensor.worker.healing.update import LocalUpdates, Update
 from monarch_hpc.tensor.worker.values import Failure, Values
 
 __all__ = ["Halted", "RankHealing"]
@@ -44,6 +50,7 @@ class RankHealing:
         self._groups = groups
         self._world = world
         self._shardings: dict[int, Any] = {}
+        self._updates = LocalUpdates()
         self.journal = Journal(values)
         self.cause = ""
         self.epoch = 0
@@ -58,11 +65,17 @@ class RankHealing:
         """Handle a failed operation on sharded tensors; return whether this rank stops, as others may wait for it."""
         if isinstance(error, Halted):
             self.cause = str(error)
-        elif self._groups.cause or "gloo" in str(error) or isinstance(error, MonarchError):
+        elif self._is_missed(error):
             self.cause = self._groups.cause or f"a collective failed: {error}"
         else:
             self.journal.failed = (self.journal.failed * 31 + seq + 1) % (1 << 61)
+        if self.cause and not self._groups.cause:
+            self._groups.abort(self.cause)  # others may wait for this rank in their next collective
         return bool(self.cause)
+
+    def _is_missed(self, error: BaseException) -> bool:
+        """Whether an operation failed because of other ranks."""
+        return bool(self._groups.cause) or "gloo" in str(error) or isinstance(error, MonarchError)
 
     def commit(self, version: int, mark: int) -> None:
         """Take part in a commit: none is done unless all ranks have executed all that was issued before.
@@ -74,24 +87,90 @@ class RankHealing:
         Raises:
             Halted: it is unknown here whether it is done; or ranks have failed in different operations.
         """
+        self._meet(version, mark)
+        self.journal.pass_on()
+
+    def _meet(self, version: int, mark: int, update: Callable[[], None] | None = None, *, ready: bool = True) -> bool:
+        """Pass the barrier of a commit; return whether all ranks were *ready*: else the commit is not done.
+
+        Args:
+            version: see `commit`.
+            mark: see `commit`.
+            update: what is executed when the commit is done.
+            ready: whether this rank can do so without others.
+        """
         journal = self.journal
         try:
             if len(self._world) > 1:
                 for tensor in small_sums(self._values, journal.mark, _SETTLED_ELEMENTS):
                     with torch.no_grad():
                         tensor._settled = tensor._version, tensor.detach().full_tensor()
-                journal.prepare(version, mark)
-                low, high = self._groups.agree(self._world, journal.failed)
-                if low != high:
-                    journal.prepared = None
-                    raise Halted("the operations that failed on it are not those that failed on other ranks")
-            else:
-                journal.prepare(version, mark)
+            if ready:
+                journal.prepare(version, mark, update)
+            (low, high), (all_ready, _) = self._groups.agree(self._world, journal.failed, int(ready))
+            if low != high:
+                journal.withdraw()
+                raise Halted("the operations that failed on it are not those that failed on other ranks")
+            if not all_ready:
+                journal.withdraw()
         except Halted:
             raise
         except Exception as error:
             raise Halted(f"commit {version} was not seen to end: {error}") from error
-        journal.pass_on()
+        return bool(all_ready)
+
+    def update(self, update: Update, version: int, mark: int, sharding: Any, run: Callable[[], None]) -> None:
+        """Take an optimizer's step, and part in its commit: before it, if no rank needs another one for it.
+
+        Args:
+            update: the step.
+            version: number of the commit.
+            mark: number of the next value.
+            sharding: of the tensors.
+            run: executes it, and notes operations that fail.
+
+        Raises:
+            Halted: see `commit`.
+        """
+        is_local = update.operations is not None and self._settle(update, sharding)
+        ready = is_local and self._updates.has(update, self._values)
+        own = partial(update.apply, sharding)
+        if self._meet(version, mark, partial(self._apply_entered, own, sharding), ready=ready):
+            self._apply(own)
+            self.journal.pass_on()
+            return
+        if is_local:
+            with self._updates.learning(update, lambda: self._values.num_failed + self.journal.failed):
+                run()
+        else:
+            run()
+        if not self.cause:
+            self.commit(version, mark)
+
+    def _settle(self, update: Update, sharding: Any) -> bool:
+        """Sum the gradients that an update reads; return whether it can be done."""
+        try:
+            sharding.settle(update.leaves, self._values)
+        except Exception as error:
+            if self._is_missed(error):
+                raise
+            return False  # the update says what is wrong
+        return all(isinstance(self._values.get(leaf), torch.Tensor) for leaf in update.leaves)
+
+    def _apply_entered(self, own: Callable[[], None], sharding: Any) -> None:
+        with sharding.entered():
+            self._apply(own)
+        torch._C._set_grad_enabled(True)
+
+    def _apply(self, own: Callable[[], None]) -> None:
+        """Execute the update of a commit that is done; this rank ends if it fails: nobody else could know its state."""
+        try:
+            self.journal.update(own)
+        except BaseException:
+            traceback.print_exc()
+            print("an optimizer's step failed on this rank after it was committed: the rank ends", file=sys.stderr)
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     # ---- a heal ----
 

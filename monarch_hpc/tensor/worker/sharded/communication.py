@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.distributed.tensor import _api, _dispatch, _redistribute
 
-__all__ = ["CommunicationCounter", "count_with"]
+__all__ = ["CommunicationCounter", "count_with", "counting"]
 
 _active: list[CommunicationCounter] = []
 _is_installed = False
@@ -38,6 +40,18 @@ def count_with(counter: CommunicationCounter | None) -> None:
     _active[:] = [] if counter is None else [counter]
 
 
+@contextmanager
+def counting() -> Iterator[CommunicationCounter]:
+    """Count collectives, beside those who do already."""
+    _install()
+    counter = CommunicationCounter()
+    _active.append(counter)
+    try:
+        yield counter
+    finally:
+        _active.remove(counter)
+
+
 def _install() -> None:
     global _is_installed
     if _is_installed:
@@ -50,8 +64,8 @@ def _install() -> None:
         if _active:
             for one, other in zip(current_spec.placements, target_spec.placements, strict=True):
                 kind = _kind_of(one, other)
-                if kind:
-                    _active[0].note(kind, local_tensor.nbytes)
+                for counter in _active if kind else ():
+                    counter.note(kind, local_tensor.nbytes)
         return original(local_tensor, current_spec, target_spec, *args, **kwargs)
 
     for module in (_api, _dispatch, _redistribute):  # each has a name of its own for it

@@ -57,6 +57,12 @@ class Sharding:
             settle_gradients([values[number]])
         return values[number].grad
 
+    def settle(self, leaves: list[int], values: Values) -> None:
+        """Sum all gradients that are not summed yet, and those of some leaves, so that `grad_of` needs nobody else."""
+        numbers = dict.fromkeys((*self._unsummed, *leaves))
+        settle_gradients([leaf for number in numbers if _is_own_leaf(leaf := values.get(number))])
+        self._unsummed.clear()
+
     def set_grad(self, tensor: Any, value: Any) -> None:
         """Replace the gradient of a leaf."""
         stand_in = getattr(tensor, "_stand_in", None)
