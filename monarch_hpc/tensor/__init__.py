@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from monarch_hpc.tensor import random
     from monarch_hpc.tensor.active import activate, compile, no_mesh, rank_tensor, rank_tensors, sync
     from monarch_hpc.tensor.fetch import fetch_shard, inspect, show
+    from monarch_hpc.tensor.gradients import grad_function, grad_generator
     from monarch_hpc.tensor.ops.proxy import MeshTensor
     from monarch_hpc.tensor.remote_functions import Remote, call_on_shard_and_fetch, remote
 
@@ -31,6 +32,8 @@ _HOMES = {
     "call_on_shard_and_fetch": "tensor.remote_functions",
     "compile": "tensor.active",
     "fetch_shard": "tensor.fetch",
+    "grad_function": "tensor.gradients",
+    "grad_generator": "tensor.gradients",
     "inspect": "tensor.fetch",
     "no_mesh": "tensor.active",
     "random": "tensor.random:",
@@ -50,6 +53,8 @@ __all__ = [
     "call_on_shard_and_fetch",
     "compile",
     "fetch_shard",
+    "grad_function",
+    "grad_generator",
     "inspect",
     "no_mesh",
     "random",

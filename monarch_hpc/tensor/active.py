@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -20,7 +21,17 @@ from monarch_hpc.tensor.ops.dispatch import dispatch
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
 from monarch_hpc.tensor.stream.engine import View
 
-__all__ = ["activate", "active_view", "capture_on", "compile", "no_mesh", "rank_tensor", "rank_tensors", "sync"]
+__all__ = [
+    "activate",
+    "active_view",
+    "capture_on",
+    "compile",
+    "no_mesh",
+    "rank_tensor",
+    "rank_tensors",
+    "resumed",
+    "sync",
+]
 
 
 class _Stack(threading.local):
@@ -64,6 +75,17 @@ class _Activation:
         _stack.views.pop()
         if self._view is not None and error is None:
             self._view.engine.sync()
+
+
+@contextmanager
+def resumed(view: View | None) -> Iterator[None]:
+    """Make new tensors where *view* was active, for code that belongs to an earlier block; waits for nothing."""
+    _stack.views.append(view)
+    try:
+        with _Mode(view):
+            yield
+    finally:
+        _stack.views.pop()
 
 
 class _NoMesh:

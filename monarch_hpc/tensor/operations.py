@@ -15,7 +15,7 @@ from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.backward import issue_backward
 from monarch_hpc.tensor.ops.dispatch import dispatch, put
-from monarch_hpc.tensor.ops.meta import GraphLeaf, GraphTransfer, Meta
+from monarch_hpc.tensor.ops.meta import GraphCall, GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import call_by_name, derived
 from monarch_hpc.tensor.sharded.spec import place_dims
@@ -67,7 +67,7 @@ class MeshOperations:
         view: View = loss._h.view
         if gradient is not None and gradient.__class__ is not MeshTensor:
             gradient = put(torch.as_tensor(gradient), view)
-        issue_backward(loss, gradient, retain_graph, self._send)
+        issue_backward(loss, gradient, retain_graph)
 
     def backward_all(
         self,
@@ -210,10 +210,8 @@ class MeshOperations:
                 f"to_mesh of a tensor that requires a gradient, from {len(source.ranks)} to {len(target.ranks)} ranks: "
                 "gradients come back from one rank to one rank; use t.detach().to_mesh(...)"
             )
-        sent = self._send(tensor, target)
-        sent.requires_grad_()
-        sent._n = GraphTransfer(tensor, sent._h)
-        return sent.view_as(sent)  # type: ignore[return-value]  # which may be written to, as a leaf may not
+        call = GraphCall([tensor], lambda gradients: [self._send(gradients[0], source)])
+        return call.lead_to(self._send(tensor, target))  # type: ignore[no-any-return]
 
     def _send(self, tensor: MeshTensor, target: View) -> MeshTensor:
         """Copy a tensor to the ranks of a view, unknown to autograd."""
@@ -329,7 +327,7 @@ def _check_reduction(meta: Meta, names: tuple[str, ...], reduction: str, scatter
         raise ValueError(f"reduction is {reduction!r}; it is one of {', '.join(_REDUCTIONS)}")
     if len(names) > 1 and (scatter or reduction == "stack"):
         raise ValueError(f"scatter=True and 'stack' take one dimension, not {names}")
-    if meta.grads:
+    if meta.grads and torch.is_grad_enabled():
         raise TypeError("reduce of a tensor that requires a gradient: reduce t.detach(), or the gradients: p.grad")
     if str(meta.dtype).removeprefix("torch.") not in DTYPES:
         raise TypeError(f"a tensor of {meta.dtype} cannot be sent between ranks; use one of {', '.join(DTYPES)}")
