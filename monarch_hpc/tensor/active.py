@@ -19,6 +19,7 @@ from monarch_hpc.tensor.opening import sharded_view_of, view_of
 from monarch_hpc.tensor.operations import coordinate
 from monarch_hpc.tensor.ops.dispatch import dispatch
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
+from monarch_hpc.tensor.process_groups import RemoteProcessGroup
 from monarch_hpc.tensor.stream.engine import View
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "capture_on",
     "compile",
     "no_mesh",
+    "process_group",
     "rank_tensor",
     "rank_tensors",
     "resumed",
@@ -118,6 +120,11 @@ def rank_tensors(mesh: ProcMesh) -> dict[str, MeshTensor]:
     """See `ProcMesh.rank_tensors`."""
     view = view_of(mesh)
     return {name: coordinate(view, name) for name in mesh.extent}
+
+
+def process_group(mesh: ProcMesh, dims: str | tuple[str, ...]) -> RemoteProcessGroup:
+    """See `ProcMesh.process_group`."""
+    return RemoteProcessGroup(dims, mesh)
 
 
 def capture_on(mesh: ProcMesh, function: Callable[..., Any] | None, verify: bool, is_sharded: bool = False) -> Any:

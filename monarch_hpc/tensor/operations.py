@@ -24,7 +24,7 @@ from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import DTYPES, CollectiveSpec, CoordinateSpec, Ref, TransferSpec
 from monarch_hpc.tensor.worker.arrival import arrive
 
-__all__ = ["MeshOperations", "coordinate"]
+__all__ = ["MeshOperations", "coordinate", "groups_along"]
 
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack")
 _BITWISE = frozenset({"band", "bor", "bxor"})
@@ -170,7 +170,7 @@ class MeshOperations:
         if out is not None and (tuple(out.shape) != shape or out.dtype != meta.dtype or out._h.view is not view):
             raise ValueError(f"out= must be a {meta.dtype} of shape {shape} on the same ranks, not {out!r}")
         key = "reduce", region, names, reduction, scatter
-        spec = view.engine.template(key, lambda: CollectiveSpec(_groups(region, names), reduction, scatter), view)
+        spec = view.engine.template(key, lambda: CollectiveSpec(groups_along(region, names), reduction, scatter), view)
         typed = [DTYPES.index(str(meta.dtype).removeprefix("torch.")), len(meta.shape), *meta.shape]
         head = [spec, tensor._h.number]
         if inplace:
@@ -337,7 +337,7 @@ def _check_reduction(meta: Meta, names: tuple[str, ...], reduction: str, scatter
         raise TypeError(f"{reduction} combines the bits of integers, not {meta.dtype}")
 
 
-def _groups(region: Region, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+def groups_along(region: Region, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """The ranks that differ only in their coordinates along some dimensions, in the order of these coordinates."""
     groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
     for rank in range(len(region)):

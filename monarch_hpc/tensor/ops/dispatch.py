@@ -140,7 +140,7 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
         if len(view.dead) >= _MAX_KEPT_DEAD:
             engine.free_dead(view)
         if len(record) >= engine.threshold:
-            engine.send_if_full()
+            engine.send()
     node: Any = None
     if entry.grads:
         node = nodes[0] if len(nodes) == 1 and nodes[0].__class__ is tuple else tuple(nodes)

@@ -118,6 +118,7 @@ class TensorEngine:
         self._frames: deque[Sequenced] = deque()
         self._num_unacked = 0
         self._armed = False
+        self._num_holds = 0
         self._io = current_runtime().engine
         ENGINES.add(self)
 
@@ -134,7 +135,7 @@ class TensorEngine:
             raise self.failure()
         if self.view is not view:
             if self.ints:
-                self._send()
+                self.send()
             self.view = view
         if view.mesh:
             self.templates.introduce(view.mesh, view.ranks)
@@ -170,8 +171,8 @@ class TensorEngine:
             place = len(self._objects) - 1
             self.sites += (site_here(depth),) if sites is None else sites
             self.ints += [first if n == -1 else place if n == -2 else n for n in record]
-            if obj is not None or len(self.ints) >= self.threshold:
-                self._send()
+            if (obj is not None and not self._num_holds) or len(self.ints) >= self.threshold:
+                self.send()
         return first
 
     def template(self, key: Any, make: Callable[[], Any], view: View) -> int:
@@ -205,7 +206,7 @@ class TensorEngine:
                     self.use(view)
                     self.free_dead(view)
             if self.ints:
-                self._send()
+                self.send()
 
     def _tick(self) -> None:
         """Send what has waited for a moment; on the driver."""
@@ -214,22 +215,26 @@ class TensorEngine:
             return
         try:
             self._armed = False
-            if self.ints and self.broken is None:
+            if self.ints and self.broken is None and not self._num_holds:
                 assert self.view is not None
                 self._armed = not is_reached(self.view.workers)
                 if not self._armed:
-                    self._send(waits=False)
+                    self.send(waits=False)
                 else:  # to connect again would take a wait, which the program does when it reads
                     self._io.call_later(self.config.flush_s, self._tick)
         finally:
             self.lock.release()
 
-    def send_if_full(self) -> None:
-        """Send the frame if it is full; the caller holds the lock."""
-        if len(self.ints) >= self.threshold:
-            self._send()
+    def hold(self, change: int) -> None:
+        """Send what is not full only for a read, while the sum of all changes is not 0; at its end, send all."""
+        with self.lock:
+            self._num_holds += change
+            self.threshold = self.config.frame_ints
+        if not self._num_holds and self.broken is None:
+            self.flush()
 
-    def _send(self, *, waits: bool = True) -> None:
+    def send(self, *, waits: bool = True) -> None:
+        """Send the frame, which is not empty; the caller holds the lock."""
         view, sites, data = self.view, self.sites, array("q", self.ints).tobytes()
         assert view is not None
         if self.recorder is not None:
@@ -279,7 +284,7 @@ class TensorEngine:
             self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
-        if not self._frames:
+        if not self._frames and not self._num_holds:
             self.threshold = self.config.first_frame_ints
 
     def _part(self, view: View, done: Future[Any]) -> None:

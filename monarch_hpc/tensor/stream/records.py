@@ -12,6 +12,8 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
+from monarch_hpc.core.dataclass import dataclass
+
 __all__ = [
     "ALIAS",
     "BACKWARD",
@@ -34,6 +36,7 @@ __all__ = [
     "CallRequest",
     "CollectiveSpec",
     "CoordinateSpec",
+    "GroupSpec",
     "MeshSpec",
     "ModulePlan",
     "OpSpec",
@@ -265,6 +268,19 @@ class Ref(NamedTuple):
     """
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Stands for a process group among the arguments of a `CallRequest`.
+
+    Attributes:
+        key: identifies the engine.
+        groups: the ranks of each group, in order.
+    """
+
+    key: int
+    groups: tuple[tuple[int, ...], ...]
 
 
 class CallRequest(NamedTuple):

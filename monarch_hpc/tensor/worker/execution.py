@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from monarch_hpc.tensor.opaque.ref import OpaqueRef
 from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.stream.records import (
     SHARDED_CALLS,
@@ -20,6 +21,7 @@ from monarch_hpc.tensor.stream.records import (
     Ref,
     TransferSpec,
 )
+from monarch_hpc.tensor.worker.call_groups import CallGroups
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
@@ -90,6 +92,7 @@ class Execution:
         self.sharding: Any = None
         self._rank = rank
         self._groups = groups
+        self._calls = CallGroups(rank, groups)
         self._lend = lend
         self._run = run
         self._program: ReplayedProgram | None = None
@@ -272,14 +275,15 @@ class Execution:
             self.healing.journal.save_all(refs)  # nobody knows which of them it writes to
         args, kwargs = _with_values(loaded[1:], values, refs)
         torch._C._set_grad_enabled(request.grad)
-        result = function(*args, **kwargs)
+        with self._calls.entered((args, kwargs)) as (given, named):
+            result = function(*given, **named)
         if request.num_outs == -2:
             values[first] = result
             return
         leaves, tree = tree_flatten(result)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, _KEPT)]
         if self.sharding is not None and not own:
-            self.sharding.check_results(tensors)
+            self.sharding.check_results([leaf for leaf in tensors if isinstance(leaf, torch.Tensor)])
         if request.num_outs >= 0 and len(tensors) != request.num_outs:
             raise RuntimeError(
                 f"the function returned {len(tensors)} tensors, but its propagate= or an earlier call "
@@ -287,7 +291,7 @@ class Execution:
             )
         values.update(enumerate(tensors, first))
         if request.num_outs == -1:
-            marked = [_describe(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            marked = [_describe(leaf) if isinstance(leaf, _KEPT) else leaf for leaf in leaves]
             self.described[first] = tree_unflatten(marked, tree)
 
     # ---- between ranks ----
@@ -345,6 +349,7 @@ class Execution:
         self.values[out] = value
 
 
+_KEPT = (torch.Tensor, OpaqueRef)
 _OWN_CALLS = SHARDED_CALLS, TRAINING_CALLS
 _WRITING_CALLS = (f"{TRAINING_CALLS}checkpoints.load",)
 """Those that write to values; modules and optimizers that live here do, too, but are in no version."""
@@ -364,6 +369,8 @@ def _with_values(tree: Any, values: Values, refs: list[int]) -> Any:
     return tree_map(value_of, tree, is_leaf=lambda x: isinstance(x, Ref))
 
 
-def _describe(tensor: torch.Tensor) -> tuple[str, Any]:
+def _describe(tensor: torch.Tensor | OpaqueRef) -> tuple[str, Any]:
+    if isinstance(tensor, OpaqueRef):
+        return "object", None
     meta = (tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device), tensor.requires_grad)
     return "tensor", (*meta, tensor.is_leaf)

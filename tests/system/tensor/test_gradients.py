@@ -98,7 +98,7 @@ def test_gradients_come_one_by_one(procs: ProcMesh) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
         x = torch.ones(5, 3) * place
         loss = model(x).square().sum()
-        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=True)
         params = list(model.parameters())
         expected = [inspect(param.grad) for param in params]
         found = []
@@ -114,7 +114,7 @@ def test_they_come_through_functions_of_the_program_and_leave_grads_alone(procs:
     with procs.activate():
         x = torch.ones(2, requires_grad=True)
         y = torch.ones(2, requires_grad=True)
-        (x * 7).sum().backward()
+        (x * 7).sum().backward()  # type: ignore[no-untyped-call]
         inner = x * y
         loss = summed(inner)
         with pytest.raises(RuntimeError, match="not a leaf"):
