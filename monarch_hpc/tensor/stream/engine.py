@@ -124,7 +124,7 @@ class TensorEngine:
 
     @property
     def num_issued(self) -> int:
-        """The number of operations that were issued."""
+        """The number of operations."""
         return self._base + len(self.sites)
 
     # ---- records ----
@@ -159,7 +159,7 @@ class TensorEngine:
             record: its integers; -1 stands for the number of its first result, -2 for the object's place.
             num_values: number of results.
             obj: an object that it refers to.
-            depth: frames between this and the program's code, at most.
+            depth: frames up to the program's code, at most.
             sites: the lines of the operations that it stands for; None for one, of the program's code.
         """
         with self.lock:
@@ -228,10 +228,9 @@ class TensorEngine:
     def hold(self, change: int) -> None:
         """Send what is not full only for a read, while the sum of all changes is not 0; at its end, send all."""
         with self.lock:
-            self._num_holds += change
-            self.threshold = self.config.frame_ints
-        if not self._num_holds and self.broken is None:
-            self.flush()
+            self._num_holds, self.threshold = self._num_holds + change, self.config.frame_ints
+            if not self._num_holds and self.broken is None:
+                self.flush()
 
     def send(self, *, waits: bool = True) -> None:
         """Send the frame, which is not empty; the caller holds the lock."""
