@@ -17,7 +17,7 @@ from monarch_hpc.core.lazy_face import lazy_face
 if TYPE_CHECKING:
     from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
     from monarch_hpc.tensor import random
-    from monarch_hpc.tensor.active import activate, compile, no_mesh, rank_tensor, rank_tensors, sync
+    from monarch_hpc.tensor.active import activate, compile, get_active_mesh, no_mesh, rank_tensor, rank_tensors, sync
     from monarch_hpc.tensor.fetch import fetch_shard, inspect, show
     from monarch_hpc.tensor.functions import coalescing, reduce, reduce_, slice_mesh, to_mesh
     from monarch_hpc.tensor.gradients import grad_function, grad_generator
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from monarch_hpc.tensor.ops.proxy import MeshTensor
     from monarch_hpc.tensor.process_groups import RemoteProcessGroup
     from monarch_hpc.tensor.remote_functions import Remote, call_on_shard_and_fetch, remote
+    from monarch_hpc.tensor.streams.stream import Borrow, Stream, get_active_stream
 
 _HOMES = {
+    "Borrow": "tensor.streams.stream",
     "DeviceMeshError": "core.errors",
     "MeshTensor": "tensor.ops.proxy",
     "OpaqueModule": "tensor.opaque.modules",
@@ -37,11 +39,14 @@ _HOMES = {
     "Remote": "tensor.remote_functions",
     "RemoteOpError": "core.errors",
     "RemoteProcessGroup": "tensor.process_groups",
+    "Stream": "tensor.streams.stream",
     "activate": "tensor.active",
     "call_on_shard_and_fetch": "tensor.remote_functions",
     "coalescing": "tensor.functions",
     "compile": "tensor.active",
     "fetch_shard": "tensor.fetch",
+    "get_active_mesh": "tensor.active",
+    "get_active_stream": "tensor.streams.stream",
     "grad_function": "tensor.gradients",
     "grad_generator": "tensor.gradients",
     "inspect": "tensor.fetch",
@@ -60,6 +65,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Borrow",
     "DeviceMeshError",
     "MeshTensor",
     "OpaqueModule",
@@ -68,11 +74,14 @@ __all__ = [
     "Remote",
     "RemoteOpError",
     "RemoteProcessGroup",
+    "Stream",
     "activate",
     "call_on_shard_and_fetch",
     "coalescing",
     "compile",
     "fetch_shard",
+    "get_active_mesh",
+    "get_active_stream",
     "grad_function",
     "grad_generator",
     "inspect",

@@ -11,6 +11,7 @@ from monarch_hpc.tensor.ops.meta import GraphCall, GraphConversion, GraphLeaf, G
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import BACKWARD, GET_GRAD, NO_GRAD
+from monarch_hpc.tensor.streams.loans import check_use
 
 __all__ = ["calls_behind", "issue_backward", "leaves_of", "taken_gradient"]
 
@@ -68,6 +69,11 @@ def _issue(root: MeshTensor, gradient: MeshTensor | None, retain_graph: bool) ->
     """Issue the part of a pass on the ranks of *root*; return the results that it gives gradients, by identity."""
     reached = _Reached(root._n)
     view: View = root._h.view
+    if view.engine.num_loans:
+        check_use(root)
+        check_use(gradient)
+        for leaf in reached.leaves:
+            check_use(leaf.grad, writes=True)
     on = reached.sharded or view  # sharded tensors need their rules
     leaves = reached.leaves
     head = [BACKWARD, root._h.number, gradient._h.number if gradient is not None else 0, int(retain_graph)]

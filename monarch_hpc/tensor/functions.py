@@ -23,9 +23,9 @@ def slice_mesh(tensors: Any, **selection: int | slice) -> Any:
     return _mapped(lambda tensor: tensor.slice_mesh(**selection), tensors)
 
 
-def to_mesh(tensors: Any, mesh: Any) -> Any:
+def to_mesh(tensors: Any, mesh: Any, stream: Any = None) -> Any:
     """See `MeshTensor.to_mesh`."""
-    return _mapped(lambda tensor: tensor.to_mesh(mesh), tensors)
+    return _mapped(lambda tensor: tensor.to_mesh(mesh, stream), tensors)
 
 
 def reduce(tensors: Any, dims: str | tuple[str, ...] = (), reduction: str = "sum", **options: Any) -> Any:

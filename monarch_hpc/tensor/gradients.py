@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_hpc.core.arguments import check_callable
-from monarch_hpc.tensor.active import active_view, resumed
+from monarch_hpc.tensor.active import active_view, get_active_mesh, resumed
 from monarch_hpc.tensor.backward import calls_behind, leaves_of, taken_gradient
 from monarch_hpc.tensor.ops.meta import GraphCall, GraphLeaf, Handle
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
@@ -48,13 +48,13 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
         check_callable("the second result of a grad_function", backward)
         if not sources or not torch.is_grad_enabled():
             return result
-        view, places = active_view(), [place for place, _ in sources]
+        view, mesh, places = active_view(), get_active_mesh(), [place for place, _ in sources]
         leaves, tree = tree_flatten(result)
         has_gradient = [_has_gradient(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
         def run(gradients: list[Any]) -> Sequence[Any]:
             arrived = iter(gradients)
-            with resumed(view), torch.no_grad():
+            with resumed(view, mesh), torch.no_grad():
                 found = backward(*[next(arrived) if has else None for has in has_gradient])
             given = found if isinstance(found, (tuple, list)) else (found,)
             if len(given) < len(args):

@@ -22,6 +22,7 @@ from monarch_hpc.tensor.sharded.spec import place_dims
 from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import DTYPES, CollectiveSpec, CoordinateSpec, Ref, TransferSpec
+from monarch_hpc.tensor.streams.loans import check_use, share
 from monarch_hpc.tensor.worker.arrival import arrive
 
 __all__ = ["MeshOperations", "coordinate", "groups_along"]
@@ -38,6 +39,7 @@ class MeshOperations:
         view_at: finds the view of some ranks of the engine's own mesh.
         sharded_at: finds the view of the tensors that are sharded over them.
         mesh: number of the mesh of procs.
+        on_stream: finds the view of some ranks of the same procs in a stream.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class MeshOperations:
         view_at: Callable[[Region], View],
         sharded_at: Callable[[Region], View],
         mesh: int,
+        on_stream: Callable[[Any, Region], View],
     ) -> None:
+        self.on_stream = on_stream
         self._view_of = view_of
         self.view_at = view_at
         self.sharded_at = sharded_at
@@ -121,6 +125,7 @@ class MeshOperations:
             value = put(value, view)
         if value.shape != tensor.shape or value.dtype != tensor.dtype or value._h.view is not view:
             raise RuntimeError(f"the gradient of {tensor!r} must be like it, not {value!r}")
+        check_use(value)
         view.engine.emit(view, [records.SET_GRAD, tensor._h.number, value._h.number])
         leaf.has_grad, leaf.grad = True, value
 
@@ -140,7 +145,10 @@ class MeshOperations:
         view: View = tensor._h.view
         if value.__class__ is not MeshTensor:
             value = put(value, view)
+        check_use(tensor, writes=True)
+        check_use(value)
         view.engine.emit(view, [records.SET_DATA, tensor._h.number, value._h.number])
+        share(tensor, value)
         meta = value._m
         tensor._m = meta.with_grads(tensor._m.grads, leaf=tensor._m.leaf)
 
@@ -152,6 +160,7 @@ class MeshOperations:
         """Issue a reduction; see `MeshTensor.reduce`."""
         view: View = tensor._h.view
         region, meta = view.region, tensor._m
+        check_use(tensor, writes=inplace)
         names = (dims,) if isinstance(dims, str) else tuple(dims) or region.extent.names
         region.extent.check_known(names)
         if len(set(names)) < len(names):
@@ -190,12 +199,15 @@ class MeshOperations:
         view = self.view_at(tensor._h.view.region.slice(**selection))
         if tensor._m.grads and torch.is_grad_enabled():
             raise TypeError("slice_mesh of a tensor that requires a gradient: use t.detach().slice_mesh(...)")
+        check_use(tensor)
         meta = tensor._m.with_grads(False, leaf=True)
         number = view.engine.emit(view, [records.ALIAS, tensor._h.number, -1], 1)
         view.engine.flush()
-        return MeshTensor.make(number, view, meta)
+        made = MeshTensor.make(number, view, meta)
+        share(made, tensor)
+        return made
 
-    def to_mesh(self, tensor: MeshTensor, mesh: Any) -> MeshTensor:
+    def to_mesh(self, tensor: MeshTensor, mesh: Any, stream: Any) -> MeshTensor:
         """Copy a tensor to other ranks; see `MeshTensor.to_mesh`."""
         check_instance("mesh", mesh, ProcMesh, "a mesh of procs, or a slice of one")
         source: View = tensor._h.view
@@ -203,6 +215,8 @@ class MeshOperations:
         if target.engine is not source.engine:
             raise ValueError(f"{mesh!r} is of other procs than {source.name}: read the value and send it")
         meta = tensor._m
+        if stream is not None and self.on_stream(stream, target.region).engine is not source.engine:
+            return stream.borrow(self._send(tensor, target), mutable=True)[0]  # type: ignore[no-any-return]
         if not meta.grads or not torch.is_grad_enabled():
             return self._send(tensor, target)
         if len(target.ranks) != len(source.ranks):
@@ -215,6 +229,7 @@ class MeshOperations:
 
     def _send(self, tensor: MeshTensor, target: View) -> MeshTensor:
         """Copy a tensor to the ranks of a view, unknown to autograd."""
+        check_use(tensor)
         source, meta = tensor._h.view, tensor._m
         pairs = _pairs(source.region, target.region)
         engine, tag = source.engine, next(_tags)
@@ -272,6 +287,7 @@ class MeshOperations:
 
     def lend(self, tensor: MeshTensor) -> tuple[Any, ...]:
         """Issue a copy for an actor; return how it is rebuilt there."""
+        check_use(tensor)
         return self._lend(tensor._h.view, tensor._h.number)
 
     def _lend(self, view: View, number: int) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from monarch_hpc.tensor.process_groups import RemoteProcessGroup, check_groups
 from monarch_hpc.tensor.reading import answer_of, check_readable
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, CallRequest, Ref
+from monarch_hpc.tensor.streams.loans import check_use
 from monarch_hpc.tensor.training.calls import held
 from monarch_hpc.wire.frames import copy_of
 from monarch_hpc.wire.obstacle import refusal
@@ -90,6 +91,8 @@ class Remote(Generic[P, R]):
 
     def _issue(self, view: View, args: Any, kwargs: Any, num_outs: int, num_values: int) -> int:
         tensors = tensors_in((args, kwargs))
+        for tensor in tensors:
+            check_use(tensor)
         given = tree_map(lambda leaf: _sent(leaf, view, self), (args, kwargs))
         try:
             packed, buffers = dumps((self._name or self._function, *given))

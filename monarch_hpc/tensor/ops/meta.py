@@ -140,7 +140,7 @@ class TensorOperations(Protocol):
         """The part of a tensor on some ranks."""
         ...
 
-    def to_mesh(self, tensor: Any, mesh: Any) -> Any:
+    def to_mesh(self, tensor: Any, mesh: Any, stream: Any) -> Any:
         """Copy a tensor to other ranks."""
         ...
 

@@ -90,6 +90,7 @@ class TensorEngine:
         broken: why no operation can be issued; None if they can.
         recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
         templates: descriptions of operations, which the ranks get once.
+        num_loans: number of loans that operations are checked for, see `streams.loans`.
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
     """
 
@@ -110,15 +111,14 @@ class TensorEngine:
         self.site_log: list[tuple[int, list[Site]]] | None = None
         self.recovery: Versions | None = None
         self.unhealable = ""
-        self.epoch = 0
+        self.epoch = self.num_loans = 0
         self.templates = TemplateTable()
         self._abort = abort
         self._base = 0
         self._objects: list[Any] = []
         self._frames: deque[Sequenced] = deque()
-        self._num_unacked = 0
+        self._num_unacked = self._num_holds = 0
         self._armed = False
-        self._num_holds = 0
         self._io = current_runtime().engine
         ENGINES.add(self)
 

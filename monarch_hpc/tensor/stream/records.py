@@ -25,6 +25,7 @@ __all__ = [
     "GET_GRAD",
     "HALTED",
     "LEND",
+    "LOAN",
     "NO_GRAD",
     "OPTIMIZER_STEP",
     "PUT",
@@ -32,6 +33,7 @@ __all__ = [
     "SET_DATA",
     "SET_GRAD",
     "SHARDED_CALLS",
+    "TAKE",
     "TRAINING_CALLS",
     "CallRequest",
     "CollectiveSpec",
@@ -70,6 +72,11 @@ CALL = 9
 """``CALL, object, first result, count, argument...``; the object is a `CallRequest`."""
 LEND = 10
 """``LEND, value, token``; a copy for an actor. Tokens are numbers like those of results: they grow."""
+LOAN = 11
+"""``LOAN, value, token``; hands the value itself to another stream of this rank. Tokens are as of `LEND`."""
+TAKE = 12
+"""``TAKE, key, token, result or 0, value or 0``; waits for what the engine *key* hands over, and takes it as a result,
+or as the end of a loan of a value of its own."""
 OPTIMIZER_STEP = 14
 """``OPTIMIZER_STEP, optimizer``; in programs only."""
 COMMIT = 15

@@ -24,7 +24,10 @@ from monarch_hpc.tensor.stream.records import (
 from monarch_hpc.tensor.worker.call_groups import CallGroups
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
+from monarch_hpc.tensor.worker.local import wait_for_worker
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
+from monarch_hpc.tensor.worker.queue import Queue
+from monarch_hpc.tensor.worker.report import LoanFailed
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 from monarch_hpc.wire.serializer import loads
 
@@ -69,7 +72,8 @@ class Execution:
         values: its values.
         groups: the process groups of this rank.
         healing: what is done for commits, and in a heal.
-        lend: takes a token and a copy of a value, for an actor of this proc.
+        lend: takes a token and a copy of a value, for an actor of this proc; *is_loan*: a value, for a stream.
+        queue: the order of what this rank does.
         run: executes records: the first one's sequence number, integers, and objects.
 
     Attributes:
@@ -83,7 +87,8 @@ class Execution:
         values: Values,
         groups: Groups,
         healing: RankHealing,
-        lend: Callable[[int, Any], None],
+        lend: Callable[..., None],
+        queue: Queue,
         run: Callable[[int, list[int], Sequence[Any]], None],
     ) -> None:
         self.values = values
@@ -94,6 +99,7 @@ class Execution:
         self._groups = groups
         self._calls = CallGroups(rank, groups)
         self._lend = lend
+        self._queue = queue
         self._run = run
         self._program: ReplayedProgram | None = None
         self.healing = healing
@@ -128,6 +134,11 @@ class Execution:
                 return RecordStep("put", 3, partial(self._put, a[i + 2], objects[a[i + 1]]), (a[i + 2],))
             case records.LEND:
                 return RecordStep("send to an actor", 3, partial(self._lend_copy, a[i + 1], a[i + 2], seq))
+            case records.LOAN:
+                return RecordStep("lend", 3, partial(self._loan, a[i + 1], a[i + 2]))
+            case records.TAKE:
+                run, (out, own) = partial(self._take, *a[i + 1 : i + 4]), a[i + 3 : i + 5]
+                return RecordStep("borrow", 5, run, (out,) if out else (), (own,) if own else ())
             case records.CALL:
                 request: CallRequest = objects[a[i + 1]]
                 first, refs = a[i + 2], a[i + 4 : i + 4 + a[i + 3]]
@@ -249,6 +260,19 @@ class Execution:
         finally:
             self._lend(token, copied)  # somebody waits for it
 
+    def _loan(self, number: int, token: int) -> None:
+        value = value.detach() if isinstance(value := self.values.get(number), torch.Tensor) else value
+        self._lend(token, (value, self._queue.mark(value)), is_loan=True)
+
+    def _take(self, key: int, token: int, out: int) -> None:
+        key %= 1 << 64
+        value, mark = wait_for_worker(key).loaned(token)
+        if type(value) is Failure:
+            raise LoanFailed(key, value.root)
+        self._queue.follow(value, mark)
+        if out:
+            self.values[out] = value
+
     def _coordinate(self, spec: CoordinateSpec, out: int) -> None:
         self.values[out] = torch.tensor(spec.places[self._rank])
 
@@ -277,10 +301,10 @@ class Execution:
         torch._C._set_grad_enabled(request.grad)
         with self._calls.entered((args, kwargs)) as (given, named):
             result = function(*given, **named)
+        leaves, tree = tree_flatten(result)
         if request.num_outs == -2:
             values[first] = result
             return
-        leaves, tree = tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, _KEPT)]
         if self.sharding is not None and not own:
             self.sharding.check_results([leaf for leaf in tensors if isinstance(leaf, torch.Tensor)])

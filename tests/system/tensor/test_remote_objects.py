@@ -55,6 +55,10 @@ class Counter:
         return self.count
 
 
+class Kept(Counter):
+    """A counter of one test."""
+
+
 class RemoteCounter(OpaqueObject):
     """A counter on each rank."""
 
@@ -115,10 +119,10 @@ def test_objects_are_dropped_with_their_last_reference(active: ProcMesh) -> None
         import gc
 
         gc.collect()
-        return torch.tensor(sum(type(one).__name__ == "Counter" for one in gc.get_objects()))
+        return torch.tensor(sum(type(one).__name__ == "Kept" for one in gc.get_objects()))
 
     before = int(inspect(kept()))
-    held: Any = [OpaqueObject(Counter, 1) for _ in range(3)]
+    held: Any = [OpaqueObject(Kept, 1) for _ in range(3)]
     assert int(inspect(kept())) == before + 3
     held = held[:1]
     view_of(active).engine.flush()
