@@ -167,17 +167,13 @@ class ProcMesh(MeshView):
         return self._region
 
     def activate(self) -> AbstractContextManager[object]:
-        """Have torch's functions make tensors on these procs: ``with procs.activate():``; needs torch.
-
-        In the block, functions that make tensors of none make them on every proc. Operations on such tensors run where
-        they are, also after the block. At its end, all that was issued is done.
+        """Have torch's functions make tensors on these procs: ``with procs.activate():``; at its end, all is done.
 
         Raises:
             SpawnError: the procs did not start.
             DeviceMeshError: a proc is gone; also at the end of the block.
         """
-        activation: AbstractContextManager[object] = _tensors().activate(self)
-        return activation
+        return _tensors().activate(self)  # type: ignore[no-any-return]
 
     def capture(self, function: Callable[..., Any] | None = None, *, verify: bool = False) -> Any:
         """Have a function on mesh tensors replayed by one record; a decorator. See docs/tensors.md; needs torch."""
@@ -191,8 +187,11 @@ class ProcMesh(MeshView):
 
     def rank_tensors(self) -> dict[str, Any]:
         """The coordinates along all dimensions, by name; see `rank_tensor`."""
-        tensors: dict[str, Any] = _tensors().rank_tensors(self)
-        return tensors
+        return _tensors().rank_tensors(self)  # type: ignore[no-any-return]
+
+    def process_group(self, dims: str | tuple[str, ...]) -> Any:
+        """The procs along dimensions as a process group, for functions with `remote`; see `RemoteProcessGroup`."""
+        return _tensors().process_group(self, dims)
 
     @property
     def initialized(self) -> Future[Literal[True]]:

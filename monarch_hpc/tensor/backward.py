@@ -1,44 +1,45 @@
-"""Backward passes, also through copies between ranks: on the ranks of each stage in turn, last stage first."""
+"""Backward passes: on the ranks, and through the places where the graph goes on in the program, the last one first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from monarch_hpc.tensor.ops.meta import GraphConversion, GraphLeaf, GraphTransfer
+import torch
+
+from monarch_hpc.tensor.ops.dispatch import dispatch
+from monarch_hpc.tensor.ops.meta import GraphCall, GraphConversion, GraphLeaf, GraphResult, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import BACKWARD, GET_GRAD, NO_GRAD
+from monarch_hpc.tensor.streams.loans import check_use
 
-__all__ = ["issue_backward", "leaves_of"]
+__all__ = ["calls_behind", "issue_backward", "leaves_of", "taken_gradient"]
 
 
-def issue_backward(
-    loss: MeshTensor, gradient: MeshTensor | None, retain_graph: bool, send: Callable[[MeshTensor, View], MeshTensor]
-) -> None:
+def issue_backward(loss: MeshTensor, gradient: MeshTensor | None, retain_graph: bool) -> None:
     """Issue a backward pass.
 
     Args:
         loss: where it begins.
         gradient: of *loss*; None for 1.
         retain_graph: whether the graph is kept for another one.
-        send: copies a tensor to the ranks of a view.
     """
-    reached = _Reached(loss._n)
+    order = calls_behind(loss._n)
     num_roots: dict[View, int] = {}
-    order = reached.in_order()
-    for transfer in order:
-        view = transfer.source._h.view
-        num_roots[view] = num_roots.get(view, 0) + 1
+    for call in order:
+        for source in call.sources:
+            num_roots[source._h.view] = num_roots.get(source._h.view, 0) + 1
     on_own = num_roots.get(loss._h.view, 0)
-    _issue(loss, gradient, retain_graph or on_own > 0, reached)
-    for transfer in order:
-        source = transfer.source
-        gradient = _taken(transfer, transfer.received.view)
-        num_roots[source._h.view] -= 1
-        # Roots on the same ranks may share a part of the graph, which the last one frees.
-        keeps = retain_graph or num_roots[source._h.view] > 0
-        _issue(source, send(gradient, source._h.view), keeps, _Reached(source._n))
+    given = _issue(loss, gradient, retain_graph or on_own > 0)
+    for call in order:
+        wanted = any(id(reference()) in given for reference, _, _ in call.results)
+        gradients = call.backward([_gradient_of(*one, given) for one in call.results]) if wanted else ()
+        for place, source in enumerate(call.sources):
+            num_roots[source._h.view] -= 1
+            if wanted and gradients[place] is not None:
+                # Roots on the same ranks may share a part of the graph, which the last one frees.
+                keeps = retain_graph or num_roots[source._h.view] > 0
+                given |= _issue(source, gradients[place], keeps)
 
 
 def leaves_of(node: Any) -> list[GraphLeaf]:
@@ -46,9 +47,33 @@ def leaves_of(node: Any) -> list[GraphLeaf]:
     return _Reached(node).leaves
 
 
-def _issue(root: MeshTensor, gradient: MeshTensor | None, retain_graph: bool, reached: _Reached) -> None:
-    """Issue the part of a pass on the ranks of *root*."""
+def calls_behind(node: Any) -> list[GraphCall]:
+    """All calls that a place in the graph depends on, each after those whose gradients it gets."""
+    order: list[GraphCall] = []
+    seen: set[int] = set()
+
+    def visit(node: Any) -> None:
+        for result in _Reached(node).results:
+            call = result.call
+            if id(call) not in seen:
+                seen.add(id(call))
+                for source in call.sources:
+                    visit(source._n)
+                order.append(call)
+
+    visit(node)
+    return order[::-1]
+
+
+def _issue(root: MeshTensor, gradient: MeshTensor | None, retain_graph: bool) -> dict[int, GraphResult]:
+    """Issue the part of a pass on the ranks of *root*; return the results that it gives gradients, by identity."""
+    reached = _Reached(root._n)
     view: View = root._h.view
+    if view.engine.num_loans:
+        check_use(root)
+        check_use(gradient)
+        for leaf in reached.leaves:
+            check_use(leaf.grad, writes=True)
     on = reached.sharded or view  # sharded tensors need their rules
     leaves = reached.leaves
     head = [BACKWARD, root._h.number, gradient._h.number if gradient is not None else 0, int(retain_graph)]
@@ -62,14 +87,24 @@ def _issue(root: MeshTensor, gradient: MeshTensor | None, retain_graph: bool, re
             leaf.has_grad, leaf.grad = True, None
     if not retain_graph and not isinstance(root._n, GraphLeaf):
         root._n = ()
+    return {id(result): result for result in reached.results}
 
 
-def _taken(transfer: GraphTransfer, view: View) -> MeshTensor:
-    """The gradient that has arrived at a copy, which the next pass begins without."""
-    meta = transfer.source._m.with_grads(False, leaf=True)
-    number = view.engine.emit(view, [GET_GRAD, transfer.number, -1], 1)
-    view.engine.emit(view, [NO_GRAD, transfer.number])
-    return MeshTensor.make(number, view, meta)
+def _gradient_of(reference: Any, meta: Meta, view: View, given: dict[int, GraphResult]) -> MeshTensor:
+    """The gradient that has arrived at a result of a call; zeros if nothing depends on it."""
+    result = reference()
+    if result is None or id(result) not in given:
+        size = {"dtype": meta.dtype, "device": meta.device}
+        made: MeshTensor = dispatch(torch.zeros, (tuple(meta.shape),), size, view)
+        return made
+    return taken_gradient(result.number, meta, view)
+
+
+def taken_gradient(number: int, meta: Meta, view: View) -> MeshTensor:
+    """The gradient of a leaf, which the next pass begins without."""
+    taken = view.engine.emit(view, [GET_GRAD, number, -1], 1)
+    view.engine.emit(view, [NO_GRAD, number])
+    return MeshTensor.make(taken, view, meta)
 
 
 class _Reached:
@@ -77,7 +112,7 @@ class _Reached:
 
     Attributes:
         leaves: its leaves.
-        transfers: those of them that are copies from other ranks.
+        results: those of them that are results of calls.
         sharded: the view of its sharded tensors, if it has any beside others.
     """
 
@@ -96,19 +131,4 @@ class _Reached:
                 if one.__class__ is GraphConversion:
                     self.sharded = one.sharded
         self.leaves = list(found.values())
-        self.transfers = [leaf for leaf in self.leaves if isinstance(leaf, GraphTransfer)]
-
-    def in_order(self) -> list[GraphTransfer]:
-        """All copies behind this part, each after those whose gradients it gets."""
-        order: list[GraphTransfer] = []
-        seen: set[int] = set()
-
-        def visit(reached: _Reached) -> None:
-            for transfer in reached.transfers:
-                if id(transfer) not in seen:
-                    seen.add(id(transfer))
-                    visit(_Reached(transfer.source._n))
-                    order.append(transfer)
-
-        visit(self)
-        return order[::-1]
+        self.results = [leaf for leaf in self.leaves if isinstance(leaf, GraphResult)]

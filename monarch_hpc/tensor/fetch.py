@@ -13,6 +13,7 @@ from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.reading import answer_of, check_readable, read_values
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.holdings import Reply
+from monarch_hpc.tensor.streams.loans import check_use
 
 __all__ = ["fetch_shard", "inspect", "read_on_all", "show"]
 
@@ -53,6 +54,7 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **coords: int) ->
     for tensor in tensors:
         if tensor._h.view is not view:
             raise foreign(tensor, view)
+        check_use(tensor)
     if view.mesh:
         raise TypeError("the value of one rank, of a sharded tensor: use t.full_tensor(), or t.shard(...)")
     view.region.extent.check_known({**(shard or {}), **coords})

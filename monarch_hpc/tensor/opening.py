@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,28 +32,35 @@ from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.serializer import reduce_in_messages
 
-__all__ = ["recovery_of", "sharded_view_of", "view_of"]
+__all__ = ["current_stream", "engines_of", "entered_stream", "recovery_of", "sharded_view_of", "view_of"]
 
 
 class _Opened:
-    """The tensors of a mesh of procs."""
+    """The tensors of a mesh of procs, in one stream.
 
-    def __init__(self, root: ProcMesh) -> None:
+    Args:
+        root: the procs.
+        stream: the stream; None for that of programs without any.
+    """
+
+    def __init__(self, root: ProcMesh, stream: Any) -> None:
         procs = root.procs
         ranks = tuple(root.region.base_ranks())
         config = load().config.tensor
         addresses = {rank: parse_address(proc.addresses[0])[0] for rank, proc in zip(ranks, procs, strict=True)}
         key, mesh = new_incarnation(), procs[0].mesh
         flat = Region(Extent(("procs",), (len(ranks),)), 0, (1,))
-        control: ActorMesh[TensorControl] = root.spawn("tensor_control", TensorControl, key)
+        suffix, shown = ("", "") if stream is None else (f"_{stream.name}", f", stream {stream.name}")
+        control: ActorMesh[TensorControl] = root.spawn(f"tensor_control{suffix}", TensorControl, key)
         in_a_row = _in_a_row(control, ranks)
-        settings = WorkerSettings(key, ranks, addresses, config.collective_s, config.max_lent)
-        self._workers = root.spawn("tensor_worker", TensorWorker, settings, in_a_row)
+        settings = WorkerSettings(key, ranks, addresses, config.collective_s, config.max_lent, bool(suffix))
+        self._workers = root.spawn(f"tensor_worker{suffix}", TensorWorker, settings, in_a_row)
         abort = partial(_abort, in_a_row)
-        self.engine = TensorEngine(key, repr(root), config, abort)
+        self.engine = TensorEngine(key, f"{root!r}{shown}", config, abort)
         self.ranks = Ranks(self.engine, root, _in_a_row(self._workers, ranks), in_a_row, abort, config.fence_s)
-        self._operations = MeshOperations(view_of, self.view_at, self.sharded_at, mesh)
-        self._sharded = ShardedOperations(view_of, self.view_at, self.sharded_at, mesh)
+        places = partial(_view_in, stream), self.view_at, self.sharded_at, mesh, partial(_on_stream, root)
+        self._operations = MeshOperations(*places)
+        self._sharded = ShardedOperations(*places)
         for place in range(len(flat)):
             self.engine.watch(ranks[place], in_a_row.slice(procs=place).watch.call_one())
 
@@ -75,7 +84,35 @@ class _Opened:
         return view
 
 
-_opened: WeakKeyDictionary[ProcMesh, _Opened] = WeakKeyDictionary()
+_opened: WeakKeyDictionary[ProcMesh, dict[Any, _Opened]] = WeakKeyDictionary()
+"""The tensors of meshes of procs, by stream."""
+
+
+class _Active(threading.local):
+    stream: Any = None
+
+
+_active = _Active()
+
+
+def current_stream() -> Any:
+    """The stream that is active in this thread; None for that of programs without any."""
+    return _active.stream
+
+
+@contextlib.contextmanager
+def entered_stream(stream: Any) -> Iterator[None]:
+    """Make a stream the active one of this thread."""
+    before, _active.stream = _active.stream, stream
+    try:
+        yield
+    finally:
+        _active.stream = before
+
+
+def engines_of(mesh: ProcMesh) -> list[TensorEngine]:
+    """The engines of a mesh of procs: one for each stream."""
+    return [opened.engine for opened in _opened.get(mesh.root, {}).values()]
 
 
 def _in_a_row(control: ActorMesh[Any], ranks: tuple[int, ...]) -> ActorMesh[Any]:
@@ -101,8 +138,7 @@ def recovery_of(mesh: ProcMesh) -> Recovery:
     Raises:
         TypeError: the ranks hold what no version includes.
     """
-    view_of(mesh)
-    opened = _opened[mesh.root]
+    opened = _open(mesh, None)
     found = opened.engine.recovery
     if opened.engine.unhealable:
         raise TypeError(f"{mesh.root!r} keeps no versions: {opened.engine.unhealable}")
@@ -114,24 +150,38 @@ def recovery_of(mesh: ProcMesh) -> Recovery:
 
 def sharded_view_of(mesh: ProcMesh) -> View:
     """The view of the tensors that are sharded over a mesh of procs; errors as of `view_of`."""
-    view_of(mesh)
-    return _opened[mesh.root].sharded_at(mesh.region)
+    return _open(mesh, None).sharded_at(mesh.region)
 
 
 def view_of(mesh: ProcMesh) -> View:
-    """The view of a mesh of procs, or of a slice of one; opens its tensors at the first use.
+    """The view of a mesh of procs, or of a slice of one, in the active stream; opens its tensors at the first use.
 
     Raises:
         TypeError: it is not a mesh of procs.
         SpawnError: the procs did not start.
         DeviceMeshError: a rank is gone.
     """
+    return _view_in(_active.stream, mesh)
+
+
+def _view_in(stream: Any, mesh: ProcMesh) -> View:
+    return _open(mesh, stream).view_at(mesh.region)
+
+
+def _on_stream(root: ProcMesh, stream: Any, region: Region) -> View:
+    return _open(root, stream if stream.is_own else None).view_at(region)
+
+
+def _open(mesh: ProcMesh, stream: Any) -> _Opened:
     check_instance("mesh", mesh, ProcMesh, "a mesh of procs, as spawn_procs returns it")
     root = mesh.root
-    opened = _opened.get(root)
+    streams = _opened.setdefault(root, {})
+    opened = streams.get(stream)
     if opened is None:
+        if stream is not None:
+            _open(root, None).engine.forfeit(f"{stream!r} has tensors, which are in no version")
         reduce_in_messages(MeshTensor, lambda tensor: tensor._h.view.operations.lend(tensor))
         carry_custom_functions()
         with torch._C.DisableTorchFunction():
-            opened = _opened[root] = _Opened(root)
-    return opened.view_at(mesh.region)
+            opened = streams[stream] = _Opened(root, stream)
+    return opened

@@ -15,16 +15,17 @@ from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.backward import issue_backward
 from monarch_hpc.tensor.ops.dispatch import dispatch, put
-from monarch_hpc.tensor.ops.meta import GraphLeaf, GraphTransfer, Meta
+from monarch_hpc.tensor.ops.meta import GraphCall, GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import call_by_name, derived
 from monarch_hpc.tensor.sharded.spec import place_dims
 from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import DTYPES, CollectiveSpec, CoordinateSpec, Ref, TransferSpec
+from monarch_hpc.tensor.streams.loans import check_use, share
 from monarch_hpc.tensor.worker.arrival import arrive
 
-__all__ = ["MeshOperations", "coordinate"]
+__all__ = ["MeshOperations", "coordinate", "groups_along"]
 
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack")
 _BITWISE = frozenset({"band", "bor", "bxor"})
@@ -38,6 +39,7 @@ class MeshOperations:
         view_at: finds the view of some ranks of the engine's own mesh.
         sharded_at: finds the view of the tensors that are sharded over them.
         mesh: number of the mesh of procs.
+        on_stream: finds the view of some ranks of the same procs in a stream.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class MeshOperations:
         view_at: Callable[[Region], View],
         sharded_at: Callable[[Region], View],
         mesh: int,
+        on_stream: Callable[[Any, Region], View],
     ) -> None:
+        self.on_stream = on_stream
         self._view_of = view_of
         self.view_at = view_at
         self.sharded_at = sharded_at
@@ -67,7 +71,7 @@ class MeshOperations:
         view: View = loss._h.view
         if gradient is not None and gradient.__class__ is not MeshTensor:
             gradient = put(torch.as_tensor(gradient), view)
-        issue_backward(loss, gradient, retain_graph, self._send)
+        issue_backward(loss, gradient, retain_graph)
 
     def backward_all(
         self,
@@ -121,6 +125,7 @@ class MeshOperations:
             value = put(value, view)
         if value.shape != tensor.shape or value.dtype != tensor.dtype or value._h.view is not view:
             raise RuntimeError(f"the gradient of {tensor!r} must be like it, not {value!r}")
+        check_use(value)
         view.engine.emit(view, [records.SET_GRAD, tensor._h.number, value._h.number])
         leaf.has_grad, leaf.grad = True, value
 
@@ -140,7 +145,10 @@ class MeshOperations:
         view: View = tensor._h.view
         if value.__class__ is not MeshTensor:
             value = put(value, view)
+        check_use(tensor, writes=True)
+        check_use(value)
         view.engine.emit(view, [records.SET_DATA, tensor._h.number, value._h.number])
+        share(tensor, value)
         meta = value._m
         tensor._m = meta.with_grads(tensor._m.grads, leaf=tensor._m.leaf)
 
@@ -152,6 +160,7 @@ class MeshOperations:
         """Issue a reduction; see `MeshTensor.reduce`."""
         view: View = tensor._h.view
         region, meta = view.region, tensor._m
+        check_use(tensor, writes=inplace)
         names = (dims,) if isinstance(dims, str) else tuple(dims) or region.extent.names
         region.extent.check_known(names)
         if len(set(names)) < len(names):
@@ -170,7 +179,7 @@ class MeshOperations:
         if out is not None and (tuple(out.shape) != shape or out.dtype != meta.dtype or out._h.view is not view):
             raise ValueError(f"out= must be a {meta.dtype} of shape {shape} on the same ranks, not {out!r}")
         key = "reduce", region, names, reduction, scatter
-        spec = view.engine.template(key, lambda: CollectiveSpec(_groups(region, names), reduction, scatter), view)
+        spec = view.engine.template(key, lambda: CollectiveSpec(groups_along(region, names), reduction, scatter), view)
         typed = [DTYPES.index(str(meta.dtype).removeprefix("torch.")), len(meta.shape), *meta.shape]
         head = [spec, tensor._h.number]
         if inplace:
@@ -190,12 +199,15 @@ class MeshOperations:
         view = self.view_at(tensor._h.view.region.slice(**selection))
         if tensor._m.grads and torch.is_grad_enabled():
             raise TypeError("slice_mesh of a tensor that requires a gradient: use t.detach().slice_mesh(...)")
+        check_use(tensor)
         meta = tensor._m.with_grads(False, leaf=True)
         number = view.engine.emit(view, [records.ALIAS, tensor._h.number, -1], 1)
         view.engine.flush()
-        return MeshTensor.make(number, view, meta)
+        made = MeshTensor.make(number, view, meta)
+        share(made, tensor)
+        return made
 
-    def to_mesh(self, tensor: MeshTensor, mesh: Any) -> MeshTensor:
+    def to_mesh(self, tensor: MeshTensor, mesh: Any, stream: Any) -> MeshTensor:
         """Copy a tensor to other ranks; see `MeshTensor.to_mesh`."""
         check_instance("mesh", mesh, ProcMesh, "a mesh of procs, or a slice of one")
         source: View = tensor._h.view
@@ -203,6 +215,8 @@ class MeshOperations:
         if target.engine is not source.engine:
             raise ValueError(f"{mesh!r} is of other procs than {source.name}: read the value and send it")
         meta = tensor._m
+        if stream is not None and self.on_stream(stream, target.region).engine is not source.engine:
+            return stream.borrow(self._send(tensor, target), mutable=True)[0]  # type: ignore[no-any-return]
         if not meta.grads or not torch.is_grad_enabled():
             return self._send(tensor, target)
         if len(target.ranks) != len(source.ranks):
@@ -210,13 +224,12 @@ class MeshOperations:
                 f"to_mesh of a tensor that requires a gradient, from {len(source.ranks)} to {len(target.ranks)} ranks: "
                 "gradients come back from one rank to one rank; use t.detach().to_mesh(...)"
             )
-        sent = self._send(tensor, target)
-        sent.requires_grad_()
-        sent._n = GraphTransfer(tensor, sent._h)
-        return sent.view_as(sent)  # type: ignore[return-value]  # which may be written to, as a leaf may not
+        call = GraphCall([tensor], lambda gradients: [self._send(gradients[0], source)])
+        return call.lead_to(self._send(tensor, target))  # type: ignore[no-any-return]
 
     def _send(self, tensor: MeshTensor, target: View) -> MeshTensor:
         """Copy a tensor to the ranks of a view, unknown to autograd."""
+        check_use(tensor)
         source, meta = tensor._h.view, tensor._m
         pairs = _pairs(source.region, target.region)
         engine, tag = source.engine, next(_tags)
@@ -274,6 +287,7 @@ class MeshOperations:
 
     def lend(self, tensor: MeshTensor) -> tuple[Any, ...]:
         """Issue a copy for an actor; return how it is rebuilt there."""
+        check_use(tensor)
         return self._lend(tensor._h.view, tensor._h.number)
 
     def _lend(self, view: View, number: int) -> tuple[Any, ...]:
@@ -329,7 +343,7 @@ def _check_reduction(meta: Meta, names: tuple[str, ...], reduction: str, scatter
         raise ValueError(f"reduction is {reduction!r}; it is one of {', '.join(_REDUCTIONS)}")
     if len(names) > 1 and (scatter or reduction == "stack"):
         raise ValueError(f"scatter=True and 'stack' take one dimension, not {names}")
-    if meta.grads:
+    if meta.grads and torch.is_grad_enabled():
         raise TypeError("reduce of a tensor that requires a gradient: reduce t.detach(), or the gradients: p.grad")
     if str(meta.dtype).removeprefix("torch.") not in DTYPES:
         raise TypeError(f"a tensor of {meta.dtype} cannot be sent between ranks; use one of {', '.join(DTYPES)}")
@@ -339,7 +353,7 @@ def _check_reduction(meta: Meta, names: tuple[str, ...], reduction: str, scatter
         raise TypeError(f"{reduction} combines the bits of integers, not {meta.dtype}")
 
 
-def _groups(region: Region, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+def groups_along(region: Region, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """The ranks that differ only in their coordinates along some dimensions, in the order of these coordinates."""
     groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
     for rank in range(len(region)):

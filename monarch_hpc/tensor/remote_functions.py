@@ -13,12 +13,16 @@ from monarch_hpc.core.arguments import check_callable
 from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.tensor.active import active_view
 from monarch_hpc.tensor.fetch import read_on_all
+from monarch_hpc.tensor.opaque.ref import OpaqueRef, with_keys
 from monarch_hpc.tensor.ops.infer import tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.process_groups import RemoteProcessGroup, check_groups
 from monarch_hpc.tensor.reading import answer_of, check_readable
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, CallRequest, Ref
+from monarch_hpc.tensor.streams.loans import check_use
+from monarch_hpc.tensor.training.calls import held
 from monarch_hpc.wire.frames import copy_of
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import dumps
@@ -58,16 +62,18 @@ class Remote(Generic[P, R]):
 
     def run_on(self, view: View, args: Any, kwargs: Any) -> Any:
         """Run it on certain ranks, of which all mesh tensors among the arguments are."""
-        if callable(self._propagate):
-            tree, leaves = _described(self._propagate, args, kwargs)
+        described = _described(self._propagate, args, kwargs) if callable(self._propagate) else None
+        args, kwargs = with_keys((args, kwargs))
+        if described is not None:
+            tree, leaves = described
         else:
-            key = _shape_key(view, args, kwargs)
+            key = _shape_key(view, args, kwargs) if self._propagate != "inspect" else None
             found = self._shapes.get(key) if key is not None else None
             if found is None:
                 return self._run_first(view, key, args, kwargs)
             tree, leaves = found
-        metas = [leaf for leaf in leaves if isinstance(leaf, Meta)]
-        first = self._issue(view, args, kwargs, len(metas), len(metas))
+        num = sum(isinstance(leaf, (Meta, OpaqueRef)) for leaf in leaves)
+        first = self._issue(view, args, kwargs, num, num)
         return _made(view, first, tree, leaves, args, kwargs)
 
     def _run_first(self, view: View, key: Any, args: Any, kwargs: Any) -> Any:
@@ -76,7 +82,7 @@ class Remote(Generic[P, R]):
         chosen = view.workers.slice(**dict.fromkeys(view.region.extent, 0))
         future = chosen.describe.fold(lambda replies: answer_of(view, replies[0]), first)
         leaves, tree = tree_flatten(future.get(), is_leaf=_is_description)
-        found = [_meta_of(leaf) if _is_description(leaf) else leaf for leaf in leaves]
+        found = [_found(leaf) if _is_description(leaf) else leaf for leaf in leaves]
         if key is not None:
             if len(self._shapes) >= _MAX_SHAPES:
                 self._shapes.clear()
@@ -85,7 +91,9 @@ class Remote(Generic[P, R]):
 
     def _issue(self, view: View, args: Any, kwargs: Any, num_outs: int, num_values: int) -> int:
         tensors = tensors_in((args, kwargs))
-        given = tree_map(lambda leaf: Ref(leaf._h.number) if leaf.__class__ is MeshTensor else leaf, (args, kwargs))
+        for tensor in tensors:
+            check_use(tensor)
+        given = tree_map(lambda leaf: _sent(leaf, view, self), (args, kwargs))
         try:
             packed, buffers = dumps((self._name or self._function, *given))
         except Exception as error:  # pickling runs user code
@@ -97,6 +105,7 @@ class Remote(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Run it on each rank; the future gives their results, tensors among them as the program's own."""
+        args, kwargs = with_keys((args, kwargs))
         view = view_for(args, kwargs, self)
         return read_on_all(view, self._issue(view, args, kwargs, -2, 1))
 
@@ -106,10 +115,17 @@ class Remote(Generic[P, R]):
         Raises:
             ValueError: the mesh has several ranks.
         """
+        args, kwargs = with_keys((args, kwargs))
         view = view_for(args, kwargs, self)
         if len(view.ranks) != 1:
             raise ValueError(f"call_one needs a mesh of one rank, {view.name} has {len(view.ranks)}: slice it")
         return _on_one(view, self._issue(view, args, kwargs, -2, 1))
+
+
+def _sent(leaf: Any, view: View, function: object) -> Any:
+    if leaf.__class__ is MeshTensor:
+        return Ref(leaf._h.number)
+    return check_groups(leaf, view, function) if isinstance(leaf, RemoteProcessGroup) else leaf
 
 
 def _on_one(view: View, number: int) -> Future[Any]:
@@ -125,7 +141,7 @@ def remote(function: Callable[P, R], *, propagate: Any = None) -> Remote[P, R]: 
 def remote(function: str, *, propagate: Any = None) -> Remote[..., Any]: ...
 @overload
 def remote(*, propagate: Any = None) -> Callable[[Callable[P, R]], Remote[P, R]]: ...
-def remote(function: Any = None, *, propagate: Callable[..., Any] | Literal["cached"] | None = None) -> Any:
+def remote(function: Any = None, *, propagate: Callable[..., Any] | Literal["cached", "inspect"] | None = None) -> Any:
     """Let *function* run on the ranks of a mesh; usable as a decorator.
 
     It gets the ranks' own tensors for mesh tensors among its arguments, and runs in its turn among the operations. Its
@@ -136,6 +152,7 @@ def remote(function: Any = None, *, propagate: Callable[..., Any] | Literal["cac
         propagate: a function of the same arguments that returns tensors of the same shapes as the result: it runs in
             the program, on tensors without memory. ``cached`` or None: the first call with arguments of certain shapes
             waits for the result's shapes; what else the result holds is then taken to be the same at further calls.
+            ``inspect``: each call waits for them.
 
     Raises:
         TypeError: *function* or *propagate* is something else.
@@ -146,8 +163,8 @@ def remote(function: Any = None, *, propagate: Callable[..., Any] | Literal["cac
         check_callable("function", function)
     elif "." not in function:
         raise TypeError(f"a function is named 'module.function', not {function!r}")
-    if propagate is not None and propagate != "cached" and not callable(propagate):
-        raise TypeError(f"propagate is {propagate!r}; it is a function, 'cached' or None")
+    if propagate not in (None, "cached", "inspect") and not callable(propagate):
+        raise TypeError(f"propagate is {propagate!r}; it is a function, 'cached', 'inspect' or None")
     return Remote(function, propagate)
 
 
@@ -155,6 +172,7 @@ def call_on_shard_and_fetch(
     function: Remote[..., Any], *args: Any, shard: dict[str, int] | None = None, **kwargs: Any
 ) -> Future[Any]:
     """Run a remote function on one rank, at the coordinates *shard* (all 0 if None); the future gives its result."""
+    args, kwargs = with_keys((args, kwargs))
     view = view_for(args, kwargs, function)
     place = {**dict.fromkeys(view.region.extent, 0), **(shard or {})}
     operations: Any = view.operations
@@ -169,7 +187,7 @@ def view_for(args: Any, kwargs: Any, function: object) -> View:
         ValueError: there are none, or the arguments are on different ones.
     """
     view: View | None = None
-    for tensor in tensors_in((args, kwargs)):
+    for tensor in tensors_in(with_keys((args, kwargs))):
         if view is not None and tensor._h.view is not view:
             raise ValueError(f"the arguments of {function!r} are on different ranks: move them with to_mesh()")
         view = tensor._h.view
@@ -203,22 +221,29 @@ def _described(propagate: Callable[..., Any], args: Any, kwargs: Any) -> tuple[T
 
 
 def _is_description(leaf: Any) -> bool:
-    return isinstance(leaf, tuple) and len(leaf) == 2 and leaf[0] == "tensor"
+    return isinstance(leaf, tuple) and len(leaf) == 2 and leaf[0] in ("tensor", "object")
 
 
-def _meta_of(leaf: Any) -> Meta:
+def _found(leaf: Any) -> Meta | OpaqueRef:
+    if leaf[0] == "object":
+        return OpaqueRef()
     shape, stride, dtype, device, grads, is_leaf = leaf[1]
     return Meta.make(tuple(shape), tuple(stride), dtype, torch.device(device), grads, is_leaf)
 
 
 def _made(view: View, first: int, tree: TreeSpec, leaves: list[Any], args: Any, kwargs: Any) -> Any:
-    """The result: mesh tensors for the descriptions among *leaves*."""
+    """The result: mesh tensors and references for the descriptions among *leaves*."""
     nodes = tuple(tensor._n for tensor in tensors_in((args, kwargs)) if tensor._m.grads)
-    made, number = [], first
+    made: list[Any] = []
+    number = first
     for leaf in leaves:
         if isinstance(leaf, Meta):
             node: Any = GraphLeaf(number) if leaf.grads and leaf.leaf else nodes
             made.append(MeshTensor.make(number, view, leaf, node if leaf.grads else None))
+            number += 1
+        elif isinstance(leaf, OpaqueRef):
+            view.engine.forfeit("an object lives on the ranks, which is on no other rank")
+            made.append(OpaqueRef._of(held(number, view)))
             number += 1
         else:
             made.append(leaf)

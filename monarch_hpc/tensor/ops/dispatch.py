@@ -20,6 +20,7 @@ from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import PUT, bits_of
 from monarch_hpc.tensor.stream.sites import site_here
 from monarch_hpc.tensor.stream.versions import Versions
+from monarch_hpc.tensor.streams.loans import check_operation, share
 
 __all__ = ["dispatch", "put"]
 
@@ -45,7 +46,7 @@ class _Entry:
         grads: whether a result requires a gradient.
     """
 
-    __slots__ = ("alias", "grads", "inference", "kind", "mutated", "num_outs", "outs", "template", "value")
+    __slots__ = ("alias", "grads", "inference", "kind", "mutated", "num_outs", "outs", "shares", "template", "value")
 
     def __init__(self, inference: Inference, template: int) -> None:
         self.inference = inference
@@ -55,6 +56,7 @@ class _Entry:
         self.value = inference.value
         self.mutated = inference.mutated
         self.alias = inference.alias
+        self.shares = inference.shares
         self.num_outs = len(inference.outs)
         self.grads = any(out.grads for out in inference.outs) or any(meta.grads for _, meta in inference.mutated)
 
@@ -126,6 +128,8 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
     if entry.template < 0:
         return entry.value
     engine = view.engine
+    if engine.num_loans:
+        check_operation(entry.mutated, args, kwargs)
     with engine.lock:
         if engine.view is not view or not engine.ints or engine.broken is not None:
             engine.use(view)
@@ -140,7 +144,7 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
         if len(view.dead) >= _MAX_KEPT_DEAD:
             engine.free_dead(view)
         if len(record) >= engine.threshold:
-            engine.send_if_full()
+            engine.send()
     node: Any = None
     if entry.grads:
         node = nodes[0] if len(nodes) == 1 and nodes[0].__class__ is tuple else tuple(nodes)
@@ -153,8 +157,8 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
         if meta.leaf and meta.grads:  # torch.ones(3, requires_grad=True)
             node = GraphLeaf(number)
         made: MeshTensor = MeshTensor.make(number, view, meta, node if meta.grads else None)
-        if entry.inference.shares:
-            made._is_window = True
+        if entry.shares >= 0:
+            _note_shared(made, entry.shares, args, kwargs)
         if entry.alias >= 0:
             _note_alias(made, tensors_in((args, kwargs))[entry.alias])
         return made
@@ -167,9 +171,9 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
         MeshTensor.make(number + place, view, meta, node if meta.grads else None)
         for place, meta in enumerate(entry.outs)
     ]
-    if entry.inference.shares:
+    if entry.shares >= 0:
         for part in parts:
-            part._is_window = True
+            _note_shared(part, entry.shares, args, kwargs)
     made_all = iter(parts)
     return tree_unflatten([next(made_all) if leaf is TENSOR else leaf for leaf in entry.value], entry.inference.tree)  # type: ignore[arg-type]
 
@@ -271,6 +275,13 @@ def put(tensor: torch.Tensor, view: View, *, is_constant: bool = False) -> MeshT
     if view.engine.recorder is not None:
         view.engine.recorder.note_sent(number, tensor, is_constant)
     return MeshTensor.make(number, view, meta, GraphLeaf(number) if grads else None)
+
+
+def _note_shared(made: MeshTensor, place: int, args: Any, kwargs: Any) -> None:
+    """Note that a result shares the memory of the argument at *place*."""
+    made._is_window = True
+    first = args[0] if args else None
+    share(made, first if place == 0 and first.__class__ is MeshTensor else tensors_in((args, kwargs))[place])
 
 
 def _note_alias(made: MeshTensor, source: MeshTensor) -> None:

@@ -117,6 +117,11 @@ def foreign(value: MeshTensor, view: Any) -> ValueError:
             "some of the arguments are sharded, others have a value for each rank: convert them with to_local() or "
             "to_global(spec)"
         )
+    if view.engine is not other.engine and view.region == other.region:
+        return ValueError(
+            f"the arguments belong to different streams, of {view.name} and of {other.name}: a tensor belongs to the "
+            "stream that made it, and others borrow it with stream.borrow(t)"
+        )
     return ValueError(
         f"the arguments are on different ranks: {view.name} {view.region.extent} and {other.name} "
         f"{other.region.extent}; move one with to_mesh(), or take a part with slice_mesh()"

@@ -37,7 +37,7 @@ class Inference(NamedTuple):
         tree: structure of ``tree``.
         mutated: places of arguments that are written to, with their descriptions after that.
         alias: place of the argument whose memory the result shares, seen by autograd; -1 if there is none.
-        shares: whether a result shares the memory of an argument, seen by autograd or not.
+        shares: place of the argument whose memory results share, seen by autograd or not; -1 if there is none.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Inference(NamedTuple):
     tree: TreeSpec | None
     mutated: tuple[tuple[int, Meta], ...]
     alias: int
-    shares: bool = False
+    shares: int = -1
 
 
 def tensors_in(tree: Any) -> list[MeshTensor]:
@@ -144,8 +144,8 @@ def _describe(
     if all(id(one) in places for one in found):
         return Inference("none", (), None, None, mutated, -1)  # torch._foreach_add_ returns its arguments
     outs = tuple(Meta.of(one, device) for one in found)
-    memory = {one.untyped_storage()._cdata for one in inputs}
-    shares = any(one.untyped_storage()._cdata in memory for one in found)
+    memory = {one.untyped_storage()._cdata for one in found}
+    shares = next((place for place, one in enumerate(inputs) if one.untyped_storage()._cdata in memory), -1)
     if not isinstance(result, torch.Tensor):
         values = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return Inference("tree", outs, values, tree, mutated, -1, shares)

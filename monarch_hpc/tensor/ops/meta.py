@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -11,7 +12,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch_hpc.core.shape import Region
 
-__all__ = ["GraphConversion", "GraphLeaf", "GraphTransfer", "Handle", "Meta", "TensorOperations", "TensorView"]
+__all__ = [
+    "GraphCall",
+    "GraphConversion",
+    "GraphLeaf",
+    "GraphResult",
+    "Handle",
+    "Meta",
+    "TensorOperations",
+    "TensorView",
+]
 
 
 class Meta:
@@ -130,7 +140,7 @@ class TensorOperations(Protocol):
         """The part of a tensor on some ranks."""
         ...
 
-    def to_mesh(self, tensor: Any, mesh: Any) -> Any:
+    def to_mesh(self, tensor: Any, mesh: Any, stream: Any) -> Any:
         """Copy a tensor to other ranks."""
         ...
 
@@ -243,17 +253,61 @@ class GraphLeaf:
         self.grad: Any = None
 
 
-class GraphTransfer(GraphLeaf):
-    """Where a graph goes on on other ranks: a leaf there, whose gradient goes back to the ranks that it came from.
+class GraphCall:
+    """Where the graph goes on in the program: a copy to other ranks, or a function with a backward of its own.
+
+    The graph on the ranks ends in leaves, its results. Their gradients are taken from there, and what *backward* makes
+    of them goes to its sources.
+
+    Args:
+        sources: the tensors that it was called with, and that require gradients.
+        backward: takes a gradient for each result; returns one for each source, or None.
 
     Attributes:
-        source: the tensor that was copied.
-        received: the copy, which is kept for its gradient.
+        results: weak references to its results, which are dropped with the last tensor that depends on them; with
+            description and ranks.
     """
 
-    __slots__ = ("received", "source")
+    __slots__ = ("backward", "results", "sources")
 
-    def __init__(self, source: Any, received: Handle) -> None:
+    def __init__(self, sources: list[Any], backward: Callable[[list[Any]], Sequence[Any]]) -> None:
+        self.sources = sources
+        self.backward = backward
+        self.results: list[tuple[weakref.ref[GraphResult], Meta, Any]] = []
+
+    def lead_to(self, tensor: Any) -> Any:
+        """Make *tensor*, a value without a graph, the next result; return what the program gets."""
+        tensor.requires_grad_()
+        tensor._n = result = GraphResult(self, tensor._h)
+        self.results.append((weakref.ref(result), tensor._m.with_grads(False, leaf=True), tensor._h.view))
+        return _Passed.apply(tensor)  # type: ignore[no-untyped-call]  # torch's own
+
+
+class _Passed(torch.autograd.Function):
+    """The same value, which may be written to, as neither a leaf nor a view of one may."""
+
+    @staticmethod
+    def forward(_ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        """Share its memory."""
+        return leaf.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        """Pass the gradient on."""
+        return gradient
+
+
+class GraphResult(GraphLeaf):
+    """A result of a `GraphCall`: a leaf on its ranks.
+
+    Attributes:
+        call: what its gradient goes to.
+        received: the value, which is kept for its gradient.
+    """
+
+    __slots__ = ("call", "received")
+
+    def __init__(self, call: GraphCall, received: Handle) -> None:
         super().__init__(received.number)
-        self.source = source
+        self.call = call
         self.received = received

@@ -41,6 +41,7 @@ class MeshTensor(torch.Tensor):
         _aliases: weak references to tensors that share its memory; None if there are none.
         _is_written: whether an operation has written to it.
         _is_window: whether it was made to share the memory of another one.
+        _memory: what it has in common with others that share its memory, see `streams.loans`; None if nothing.
     """
 
     _m: Meta
@@ -49,6 +50,7 @@ class MeshTensor(torch.Tensor):
     _aliases: list[weakref.ref[MeshTensor]] | None = None
     _is_written = False
     _is_window = False
+    _memory: Any = None
 
     @staticmethod
     def make(number: int, view: TensorView, meta: Meta, node: Any = None) -> MeshTensor:
@@ -244,17 +246,22 @@ class MeshTensor(torch.Tensor):
         """The same value on some of the ranks only: ``t.slice_mesh(dp=0)``; shares its memory there."""
         return self._h.view.operations.slice_mesh(self, selection)  # type: ignore[no-any-return]
 
-    def to_mesh(self, mesh: Any) -> MeshTensor:
+    def to_mesh(self, mesh: Any, stream: Any = None) -> MeshTensor:
         """A copy on the ranks of another mesh of the same procs.
 
         Ranks are matched by the names of dimensions. A dimension that only *mesh* has gets a copy at each place.
         Gradients flow back from a mesh of as many ranks: `backward()` goes through the ranks in turn.
 
+        Args:
+            mesh: the mesh, or a slice of one.
+            stream: what the copy belongs to; the tensor's own stream if None.
+
         Raises:
-            TypeError: *mesh* is not a mesh, or has more ranks, and the tensor requires a gradient.
+            TypeError: *mesh* is not a mesh, or the tensor requires a gradient, and *mesh* has more ranks or *stream* is
+                given.
             ValueError: a dimension is missing in *mesh*, or has another size there, or the procs are others.
         """
-        return self._h.view.operations.to_mesh(self, mesh)  # type: ignore[no-any-return]
+        return self._h.view.operations.to_mesh(self, mesh, stream)  # type: ignore[no-any-return]
 
     # ---- sharded tensors ----
 

@@ -112,7 +112,7 @@ class ShardedOperations(MeshOperations):
         """Refuse: the ranks have different parts."""
         raise TypeError("slice_mesh of a sharded tensor: its ranks have different parts; use to_local() first")
 
-    def to_mesh(self, tensor: MeshTensor, mesh: Any) -> NoReturn:
+    def to_mesh(self, tensor: MeshTensor, mesh: Any, stream: Any) -> NoReturn:
         """Refuse: the ranks have different parts."""
         raise TypeError("to_mesh of a sharded tensor: distribute(t.full_tensor(), mesh, spec), or to_local() first")
 

@@ -90,6 +90,7 @@ class TensorEngine:
         broken: why no operation can be issued; None if they can.
         recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
         templates: descriptions of operations, which the ranks get once.
+        num_loans: number of loans that operations are checked for, see `streams.loans`.
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
         step_begun: positions in `ints` and `sites` where an optimizer's step began, if the frame is held back for it.
     """
@@ -110,21 +111,22 @@ class TensorEngine:
         self.recorder: FrameRecorder | None = None
         self.site_log: list[tuple[int, list[Site]]] | None = None
         self.recovery: Versions | None = None
-        self.unhealable, self.epoch = "", 0
+        self.unhealable = ""
+        self.epoch = self.num_loans = 0
         self.step_begun: tuple[int, int] | None = None
         self.templates = TemplateTable()
         self._abort = abort
         self._base = 0
         self._objects: list[Any] = []
         self._frames: deque[Sequenced] = deque()
-        self._num_unacked = 0
+        self._num_unacked = self._num_holds = 0
         self._armed = False
         self._io = current_runtime().engine
         ENGINES.add(self)
 
     @property
     def num_issued(self) -> int:
-        """The number of operations that were issued."""
+        """The number of operations."""
         return self._base + len(self.sites)
 
     # ---- records ----
@@ -135,7 +137,7 @@ class TensorEngine:
             raise self.failure()
         if self.view is not view:
             if self.ints:
-                self._send()
+                self.send()
             self.view = view
         if view.mesh:
             self.templates.introduce(view.mesh, view.ranks)
@@ -159,7 +161,7 @@ class TensorEngine:
             record: its integers; -1 stands for the number of its first result, -2 for the object's place.
             num_values: number of results.
             obj: an object that it refers to.
-            depth: frames between this and the program's code, at most.
+            depth: frames up to the program's code, at most.
             sites: the lines of the operations that it stands for; None for one, of the program's code.
         """
         with self.lock:
@@ -171,8 +173,8 @@ class TensorEngine:
             place = len(self._objects) - 1
             self.sites += (site_here(depth),) if sites is None else sites
             self.ints += [first if n == -1 else place if n == -2 else n for n in record]
-            if obj is not None or len(self.ints) >= self.threshold:
-                self._send()
+            if (obj is not None and not self._num_holds) or len(self.ints) >= self.threshold:
+                self.send()
         return first
 
     def template(self, key: Any, make: Callable[[], Any], view: View) -> int:
@@ -206,7 +208,7 @@ class TensorEngine:
                     self.use(view)
                     self.free_dead(view)
             if self.ints:
-                self._send()
+                self.send()
 
     def _tick(self) -> None:
         """Send what has waited for a moment; on the driver."""
@@ -215,26 +217,29 @@ class TensorEngine:
             return
         try:
             self._armed = False
-            if self.ints and self.broken is None:
+            if self.ints and self.broken is None and not self._num_holds:
                 assert self.view is not None
                 self._armed = self.step_begun is not None or not is_reached(self.view.workers)
                 if not self._armed:
-                    self._send(waits=False)
+                    self.send(waits=False)
                 else:  # to connect again would take a wait, which the program does when it reads
                     self._io.call_later(self.config.flush_s, self._tick)
         finally:
             self.lock.release()
 
-    def send_if_full(self) -> None:
-        """Send the frame if it is full; the caller holds the lock."""
-        if len(self.ints) >= self.threshold:
-            self._send()
+    def hold(self, change: int) -> None:
+        """Send what is not full only for a read, while the sum of all changes is not 0; at its end, send all."""
+        with self.lock:
+            self._num_holds, self.threshold = self._num_holds + change, self.config.frame_ints
+            if not self._num_holds and self.broken is None:
+                self.flush()
 
     def reset_threshold(self) -> None:
         """Send a first frame early, so that ranks do not idle; further ones when they are full."""
         self.threshold = self.config.frame_ints if self._frames else self.config.first_frame_ints
 
-    def _send(self, *, waits: bool = True) -> None:
+    def send(self, *, waits: bool = True) -> None:
+        """Send the frame, which is not empty; the caller holds the lock."""
         view, sites, data = self.view, self.sites, array("q", self.ints).tobytes()
         assert view is not None
         if self.recorder is not None:
@@ -284,7 +289,7 @@ class TensorEngine:
             self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
-        if not self._frames and self.step_begun is None:
+        if not self._frames and self.step_begun is None and not self._num_holds:
             self.reset_threshold()
 
     def _part(self, view: View, done: Future[Any]) -> None:

@@ -8,8 +8,9 @@ from threading import Lock
 from typing import Any
 
 from monarch_hpc.core.errors import MonarchError, RemoteOpError
+from monarch_hpc.tensor.stream.capture_notes import ENGINES
 from monarch_hpc.tensor.stream.sites import Site, line_of
-from monarch_hpc.tensor.worker.report import OpFailure, unpack_exception
+from monarch_hpc.tensor.worker.report import LoanFailed, OpFailure, unpack_exception
 
 __all__ = ["FailedOp", "Failures"]
 
@@ -32,7 +33,7 @@ class FailedOp:
         self.rank = rank
         self.site = site
         self.failure = failure
-        self.is_read = False
+        self.is_read = failure[2] == LoanFailed.__name__  # it is that of another operation, which is reported too
 
     def error(self) -> Exception:
         """The exception, of the class that the operation raised and a `RemoteOpError`."""
@@ -40,6 +41,10 @@ class FailedOp:
         _, name, type_name, message, trace, packed = self.failure
         fields = name, self.rank, line_of(self.site), type_name, message, trace
         cls, cause = unpack_exception(packed)
+        if isinstance(cause, LoanFailed):
+            owner = next((one for one in ENGINES if one.key == cause.key), None)
+            if owner is not None:
+                return owner.error_of(cause.root)  # type: ignore[no-any-return]
         error = RemoteOpError(*fields)
         if cls is not None and not issubclass(cls, MonarchError):
             with contextlib.suppress(Exception):  # a class of the user may refuse to be a base

@@ -45,6 +45,7 @@ _FIXED = {
     records.ALIAS: RecordLayout(3, (1,), 2, 1),
     records.PUT: RecordLayout(3, (), 2, 1, 1),
     records.LEND: RecordLayout(3, (1,)),
+    records.LOAN: RecordLayout(3, (1,)),
 }
 
 
@@ -65,6 +66,8 @@ def layout_of(a: Sequence[int], i: int, objects: Sequence[Any], spec_of: Callabl
     try:
         if fixed is not None:
             found = fixed
+        elif number == records.TAKE:
+            found = RecordLayout(5, (4,), 3 if a[i + 3] else 0, 1 if a[i + 3] else 0)
         elif number == records.FREE:
             found = RecordLayout(2 + _count(a[i + 1]))
         elif number == records.BACKWARD:

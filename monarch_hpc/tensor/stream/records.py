@@ -12,6 +12,8 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
+from monarch_hpc.core.dataclass import dataclass
+
 __all__ = [
     "ALIAS",
     "BACKWARD",
@@ -23,6 +25,7 @@ __all__ = [
     "GET_GRAD",
     "HALTED",
     "LEND",
+    "LOAN",
     "NO_GRAD",
     "OPTIMIZER_STEP",
     "PUT",
@@ -30,11 +33,13 @@ __all__ = [
     "SET_DATA",
     "SET_GRAD",
     "SHARDED_CALLS",
+    "TAKE",
     "TRAINING_CALLS",
     "UPDATE",
     "CallRequest",
     "CollectiveSpec",
     "CoordinateSpec",
+    "GroupSpec",
     "MeshSpec",
     "ModulePlan",
     "OpSpec",
@@ -68,6 +73,11 @@ CALL = 9
 """``CALL, object, first result, count, argument...``; the object is a `CallRequest`."""
 LEND = 10
 """``LEND, value, token``; a copy for an actor. Tokens are numbers like those of results: they grow."""
+LOAN = 11
+"""``LOAN, value, token``; hands the value itself to another stream of this rank. Tokens are as of `LEND`."""
+TAKE = 12
+"""``TAKE, key, token, result or 0, value or 0``; waits for what the engine *key* hands over, and takes it as a result,
+or as the end of a loan of a value of its own."""
 UPDATE = 13
 """``UPDATE, count of integers, count of operations, version, number of the next value``; a barrier of all ranks, after
 which they execute the records of an optimizer's step, in as many integers behind it. Without any it does nothing: the
@@ -270,6 +280,19 @@ class Ref(NamedTuple):
     """
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Stands for a process group among the arguments of a `CallRequest`.
+
+    Attributes:
+        key: identifies the engine.
+        groups: the ranks of each group, in order.
+    """
+
+    key: int
+    groups: tuple[tuple[int, ...], ...]
 
 
 class CallRequest(NamedTuple):

@@ -41,5 +41,6 @@ def end_step(engine: TensorEngine, version: int) -> bool:
     engine.ints[at + 1 : at + _NUM_INTS] = num_ints, num_ops, version, engine.next_value
     engine.step_begun = None
     engine.reset_threshold()
-    engine.send_if_full()
+    if len(engine.ints) >= engine.threshold:
+        engine.send()
     return True

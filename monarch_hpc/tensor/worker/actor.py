@@ -30,6 +30,7 @@ from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.local import add_worker, reopen_worker
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
+from monarch_hpc.tensor.worker.queue import Queue
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
 from monarch_hpc.tensor.worker.template import Template
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
@@ -46,16 +47,24 @@ class WorkerSettings:
         addresses: IP addresses by rank.
         collective_s: see the config key.
         max_lent: see the config key.
+        is_stream: whether they are of a stream beside others.
     """
 
     def __init__(
-        self, key: int, ranks: tuple[int, ...], addresses: dict[int, str], collective_s: float, max_lent: int
+        self,
+        key: int,
+        ranks: tuple[int, ...],
+        addresses: dict[int, str],
+        collective_s: float,
+        max_lent: int,
+        is_stream: bool = False,
     ) -> None:
         self.key = key
         self.ranks = ranks
         self.addresses = addresses
         self.collective_s = collective_s
         self.max_lent = max_lent
+        self.is_stream = is_stream
 
 
 class TensorWorker(Actor):
@@ -73,12 +82,15 @@ class TensorWorker(Actor):
         self._groups = Groups(self._rank, settings.addresses, control, places, settings.collective_s)
         self._values = Values()
         self._healing = RankHealing(self._rank, self._values, self._groups, settings.ranks)
-        self._execution = Execution(self._rank, self._values, self._groups, self._healing, self._lend, self._run)
+        lend, queue = self._lend, Queue(is_own=settings.is_stream)
+        self._queue = queue
+        self._execution = Execution(self._rank, self._values, self._groups, self._healing, lend, queue, self._run)
         self._templates = self._execution.templates
         self._shardings: dict[int, Any] = {}
         self._failures: list[OpFailure] = []
         self._effects: list[int] = []
         self._lent: OrderedDict[int, Any] = OrderedDict()
+        self._loans: dict[int, Any] = {}
         self._max_lent = settings.max_lent
         self._last_lent = 0
         self._lending = Condition()
@@ -117,7 +129,8 @@ class TensorWorker(Actor):
             finally:
                 self._execution.sharding = None
         else:
-            self._run(base, record, objects)
+            with self._queue.entered():
+                self._run(base, record, objects)
         return [*self._failures, self._halted()] if self._healing.cause else self._failures
 
     def _halted(self) -> OpFailure:
@@ -213,7 +226,8 @@ class TensorWorker(Actor):
             value = self._value(number)
             if type(value) is Failure:
                 return self._reply("failed", value.root)
-            found.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
+            with self._queue.entered():
+                found.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
         return self._reply("value", found)
 
     def _value(self, number: int) -> Any:
@@ -283,9 +297,9 @@ class TensorWorker(Actor):
 
     # ---- copies for actors ----
 
-    def _lend(self, token: int, value: Any) -> None:
+    def _lend(self, token: int, value: Any, *, is_loan: bool = False) -> None:
         with self._lending:
-            self._lent[token] = value
+            (self._loans if is_loan else self._lent)[token] = value
             self._last_lent = token
             while len(self._lent) > self._max_lent:
                 self._lent.popitem(last=False)
@@ -308,6 +322,18 @@ class TensorWorker(Actor):
         if type(value) is Failure:
             raise RuntimeError(f"this mesh tensor has no value on rank {self._rank}: operation {value.root} failed")
         return value
+
+    def loaned(self, token: int) -> Any:
+        """Wait for what this stream hands to another one, and take it; from any thread.
+
+        Raises:
+            RuntimeError: the mesh ended.
+        """
+        with self._lending:
+            self._lending.wait_for(lambda: token in self._loans or self._cause)
+            if token not in self._loans:
+                raise RuntimeError(self._cause)
+            return self._loans.pop(token)
 
     def _dropped(self) -> str:
         return (

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from monarch_hpc.tensor.opaque.ref import OpaqueRef
 from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.stream.records import (
     SHARDED_CALLS,
@@ -20,10 +21,14 @@ from monarch_hpc.tensor.stream.records import (
     Ref,
     TransferSpec,
 )
+from monarch_hpc.tensor.worker.call_groups import CallGroups
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.healing.update import Update
+from monarch_hpc.tensor.worker.local import wait_for_worker
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
+from monarch_hpc.tensor.worker.queue import Queue
+from monarch_hpc.tensor.worker.report import LoanFailed
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 from monarch_hpc.wire.serializer import loads
 
@@ -68,7 +73,8 @@ class Execution:
         values: its values.
         groups: the process groups of this rank.
         healing: what is done for commits, and in a heal.
-        lend: takes a token and a copy of a value, for an actor of this proc.
+        lend: takes a token and a copy of a value, for an actor of this proc; *is_loan*: a value, for a stream.
+        queue: the order of what this rank does.
         run: executes records: the first one's sequence number, integers, and objects.
 
     Attributes:
@@ -82,7 +88,8 @@ class Execution:
         values: Values,
         groups: Groups,
         healing: RankHealing,
-        lend: Callable[[int, Any], None],
+        lend: Callable[..., None],
+        queue: Queue,
         run: Callable[[int, list[int], Sequence[Any]], None],
     ) -> None:
         self.values = values
@@ -91,7 +98,9 @@ class Execution:
         self.sharding: Any = None
         self._rank = rank
         self._groups = groups
+        self._calls = CallGroups(rank, groups)
         self._lend = lend
+        self._queue = queue
         self._run = run
         self._program: ReplayedProgram | None = None
         self.healing = healing
@@ -126,6 +135,11 @@ class Execution:
                 return RecordStep("put", 3, partial(self._put, a[i + 2], objects[a[i + 1]]), (a[i + 2],))
             case records.LEND:
                 return RecordStep("send to an actor", 3, partial(self._lend_copy, a[i + 1], a[i + 2], seq))
+            case records.LOAN:
+                return RecordStep("lend", 3, partial(self._loan, a[i + 1], a[i + 2]))
+            case records.TAKE:
+                run, (out, own) = partial(self._take, *a[i + 1 : i + 4]), a[i + 3 : i + 5]
+                return RecordStep("borrow", 5, run, (out,) if out else (), (own,) if own else ())
             case records.CALL:
                 request: CallRequest = objects[a[i + 1]]
                 first, refs = a[i + 2], a[i + 4 : i + 4 + a[i + 3]]
@@ -256,6 +270,19 @@ class Execution:
         finally:
             self._lend(token, copied)  # somebody waits for it
 
+    def _loan(self, number: int, token: int) -> None:
+        value = value.detach() if isinstance(value := self.values.get(number), torch.Tensor) else value
+        self._lend(token, (value, self._queue.mark(value)), is_loan=True)
+
+    def _take(self, key: int, token: int, out: int) -> None:
+        key %= 1 << 64
+        value, mark = wait_for_worker(key).loaned(token)
+        if type(value) is Failure:
+            raise LoanFailed(key, value.root)
+        self._queue.follow(value, mark)
+        if out:
+            self.values[out] = value
+
     def _coordinate(self, spec: CoordinateSpec, out: int) -> None:
         self.values[out] = torch.tensor(spec.places[self._rank])
 
@@ -282,14 +309,15 @@ class Execution:
             self.healing.journal.save_all(refs)  # nobody knows which of them it writes to
         args, kwargs = _with_values(loaded[1:], values, refs)
         torch._C._set_grad_enabled(request.grad)
-        result = function(*args, **kwargs)
+        with self._calls.entered((args, kwargs)) as (given, named):
+            result = function(*given, **named)
+        leaves, tree = tree_flatten(result)
         if request.num_outs == -2:
             values[first] = result
             return
-        leaves, tree = tree_flatten(result)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, _KEPT)]
         if self.sharding is not None and not own:
-            self.sharding.check_results(tensors)
+            self.sharding.check_results([leaf for leaf in tensors if isinstance(leaf, torch.Tensor)])
         if request.num_outs >= 0 and len(tensors) != request.num_outs:
             raise RuntimeError(
                 f"the function returned {len(tensors)} tensors, but its propagate= or an earlier call "
@@ -297,7 +325,7 @@ class Execution:
             )
         values.update(enumerate(tensors, first))
         if request.num_outs == -1:
-            marked = [_describe(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            marked = [_describe(leaf) if isinstance(leaf, _KEPT) else leaf for leaf in leaves]
             self.described[first] = tree_unflatten(marked, tree)
 
     # ---- between ranks ----
@@ -359,6 +387,7 @@ def _nothing() -> None:
     """Is what an empty step does."""
 
 
+_KEPT = (torch.Tensor, OpaqueRef)
 _OWN_CALLS = SHARDED_CALLS, TRAINING_CALLS
 _WRITING_CALLS = (f"{TRAINING_CALLS}checkpoints.load",)
 """Those that write to values; modules and optimizers that live here do, too, but are in no version."""
@@ -378,6 +407,8 @@ def _with_values(tree: Any, values: Values, refs: list[int]) -> Any:
     return tree_map(value_of, tree, is_leaf=lambda x: isinstance(x, Ref))
 
 
-def _describe(tensor: torch.Tensor) -> tuple[str, Any]:
+def _describe(tensor: torch.Tensor | OpaqueRef) -> tuple[str, Any]:
+    if isinstance(tensor, OpaqueRef):
+        return "object", None
     meta = (tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device), tensor.requires_grad)
     return "tensor", (*meta, tensor.is_leaf)

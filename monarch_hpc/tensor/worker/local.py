@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import Condition
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["WorkerState", "add_worker", "end_worker", "forget_worker", "reopen_worker", "wait_for_worker"]
 
@@ -17,6 +17,10 @@ class WorkerState(Protocol):
 
     def borrowed(self, token: int) -> object:
         """Wait for a lent copy, and take it; from any thread."""
+        ...
+
+    def loaned(self, token: int) -> Any:
+        """Wait for what is handed to another stream, and take it; from any thread."""
         ...
 
 

@@ -10,10 +10,25 @@ from typing import Any
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.wire.serializer import dumps, loads
 
-__all__ = ["OpFailure", "pack_failure", "unpack_exception"]
+__all__ = ["LoanFailed", "OpFailure", "pack_failure", "unpack_exception"]
 
 OpFailure = tuple[int, str, str, str, str, bytes]
 """Sequence number, operation, class, text, traceback, the pickled class and exception, or nothing."""
+
+
+class LoanFailed(Exception):
+    """What another stream of this rank hands over is no value, because an operation there failed.
+
+    Args:
+        key: identifies the engine of that stream.
+        root: sequence number of the operation.
+    """
+
+    def __init__(self, key: int, root: int) -> None:
+        super().__init__(key, root)
+        self.key = key
+        self.root = root
+
 
 _OWN = str(Path(__file__).parents[1])
 

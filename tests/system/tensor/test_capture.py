@@ -149,9 +149,9 @@ def test_a_replay_is_one_message_and_leaves_nothing(procs: ProcMesh, monkeypatch
         sync(procs)
         held = inspect(values_held())
         sent: list[int] = []
-        send = engine._send
+        send = engine.send
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "_send", lambda **options: sent.append(len(engine.ints)) or send(**options))  # type: ignore[func-returns-value]
+            patch.setattr(engine, "send", lambda **options: sent.append(len(engine.ints)) or send(**options))  # type: ignore[func-returns-value]
             for _ in range(20):
                 step(x)
         assert len(sent) == 20 and max(sent) < 20  # integers

@@ -126,6 +126,16 @@ def test_a_graph_that_leaves_and_comes_back_twice(grid: ProcMesh) -> None:
     sync(grid)
 
 
+def test_a_copy_may_be_written_to(grid: ProcMesh) -> None:
+    first, last = grid.slice(pp=0), grid.slice(pp=1)
+    with first.activate():
+        a: Any = torch.ones(3).requires_grad_()
+    copied = (a * 2).to_mesh(last)
+    copied *= 5
+    (copied * copied).sum().backward()
+    assert inspect(copied).tolist() == [10.0] * 3 and inspect(a.grad).tolist() == [200.0] * 3
+
+
 def test_sharded_parameters_under_values_of_the_ranks_have_the_right_gradients(grid: ProcMesh) -> None:
     mesh = Mesh(procs=grid.flatten("dp"))
     t = torch.randn(8, 3, requires_grad=True)

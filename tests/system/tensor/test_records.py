@@ -61,14 +61,14 @@ def test_malformed_records_end_a_frame_and_no_worker(fuzzed: ProcMesh, monkeypat
     with procs.activate():
         x: Any = torch.ones(4, 4, requires_grad=True)
         view = x._h.view
-        send = view.engine._send
+        send = view.engine.send
 
         def kept(**options: Any) -> None:
             frames.append(list(view.engine.ints))
             send(**options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(view.engine, "_send", kept)
+            patch.setattr(view.engine, "send", kept)
             for number in range(3):
                 y = (x @ x * 2.5 + number)[number]
                 total = y.sum()
