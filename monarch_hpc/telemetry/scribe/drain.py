@@ -23,6 +23,9 @@ _CHUNK = 512
 """Places of that table that are read at a time: a look at all of it takes as long as thousands of records."""
 _FEW = 256
 """Numbers of calls that have not been answered for which the table is read place by place."""
+_THOROUGH = 16
+"""Rounds after which all of the table is read: where calls have overwritten casts, or casts calls, new ones may be
+behind places in which nothing is new."""
 _DUR, _SEQ = 5, 7
 """Words of a record."""
 _KIND = 4
@@ -57,13 +60,14 @@ class Drain:
         self._memory = memory
         self._cursors = cursors
         self._incomplete: dict[str, int] = {}
+        self._num_takes = 0
         self._open_spans: set[int] = set()
         self._open_calls: dict[str, set[int]] = {SENDS: set(), CASTS: set()}
         if cursors.get(SPANS):  # an earlier helper has seen these begin
             self._take_ring(SPANS, 0, cursors[SPANS])
 
-    def take(self) -> Iterator[Taken]:
-        """Yield the records that have been completed since the last time."""
+    def take(self, *, last: bool = False) -> Iterator[Taken]:
+        """Yield the records that have been completed since the last time; *last* is thorough, for the end."""
         if read_header(self._memory)[0]:
             return
         for what, ring in _RINGS.items():
@@ -73,7 +77,8 @@ class Drain:
                 closed = self._take_closed() if what == SPANS else b""
                 records, num_lost = self._take_ring(what, before, written)
                 yield Taken(what, closed + records, num_lost, (written - before) / ring.num)
-        yield from self._take_sent()
+        self._num_takes += 1
+        yield from self._take_sent(thorough=last or self._num_takes % _THOROUGH == 0)
 
     def _take_ring(self, what: str, before: int, written: int) -> tuple[bytes, int]:
         ring = _RINGS[what]
@@ -124,12 +129,12 @@ class Drain:
                 closed += record if words[_SEQ] == number else b""  # else it is recorded once more at its end
         return bytes(closed)
 
-    def _take_sent(self) -> Iterator[Taken]:
+    def _take_sent(self, *, thorough: bool) -> Iterator[Taken]:
         starts = {bit: max(self._cursors.get(what, 0), bit) for what, bit in _SENT_CALLS}
         old: dict[int, bytes] | None = None
         for what, bit in _SENT_CALLS:
             before, waiting = starts[bit], self._open_calls[what]
-            records, end, found = self._read_new(before, starts)
+            records, end, found = self._read_new(before, starts, thorough=thorough)
             last = max(end, max(found, default=0))
             first = max(end, last - layout.NUM_SENT)
             num_lost = first - end
@@ -151,11 +156,14 @@ class Drain:
                 self._cursors[what] = max(before, last)
                 yield Taken(what, bytes(records), num_lost, max(last - before, 0) / layout.NUM_SENT)
 
-    def _read_new(self, before: int, starts: Mapping[int, int]) -> tuple[bytearray, int, dict[int, bytes]]:
-        """Read the sent calls behind number *before*, without those places of the table in which nothing is new.
+    def _read_new(
+        self, before: int, starts: Mapping[int, int], *, thorough: bool
+    ) -> tuple[bytearray, int, dict[int, bytes]]:
+        """Read the sent calls behind number *before*.
 
         Args:
             starts: the last number before, of calls and of casts, which share the table.
+            thorough: read all of the table, and not only up to the first places in which nothing is new.
 
         Returns:
             The records up to the first call that is not answered; the number of the last of these; and other new
@@ -186,7 +194,7 @@ class Drain:
             for index in new:
                 if numbers[index] & CAST == before & CAST and numbers[index] > end:
                     found[numbers[index]] = data[index * RECORD_BYTES : (index + 1) * RECORD_BYTES]
-            if not new:
+            if not new and not thorough:
                 break
         return records, end, found
 
