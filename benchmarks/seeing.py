@@ -1,13 +1,16 @@
 """Measures the cost of keeping records, and how soon questions are answered: `python -m benchmarks.seeing`.
 
-Echo calls with keeping and without take turns, each in an allocation of one embedded host; the medians of the quietest
-rounds are compared. The helper's CPU time is that per record of a burst that it keeps. Questions are about that burst.
+Two programs, each on an embedded host, one of which keeps records, echo in turns. What counts is the CPU time of
+caller and proc: the time on the wall depends on where the kernel wakes them. The helper's CPU time is measured at
+10 000 records a second, and for a burst; questions are about all of these.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,12 +27,15 @@ from monarch_hpc.core.machine.procfs import each_pid, read_cpu_s, read_environ, 
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.telemetry.kept.parts import list_parts
 from monarch_hpc.wire.start import COOKIE
-from monarch_hpc.wire.tables.keeping import KEEPING
+from monarch_hpc.wire.tables.keeping import KEEPING, HostKeeping
 
-_NUM_TURNS = 5
-_NUM_ROUNDS = 6
-_NUM_ECHOES = 500
+_NUM_ROUNDS = 40
+_NUM_ECHOES = 1000
 _NUM_BURST = 30_000
+_PACED_S = 10.0
+_PACED_CALLS_PER_S = 5_000
+"""Each call has a record at its caller and one at its callee."""
+
 _WAIT_S = 60.0
 
 
@@ -39,6 +45,10 @@ class Echo(Actor):
     @endpoint
     def echo(self, value: int) -> int:
         return value
+
+    @endpoint
+    def cpu_s(self) -> float:
+        return time.process_time()
 
     @endpoint
     def allocation(self) -> str:
@@ -62,17 +72,42 @@ def open_echo(keep: str) -> Iterator[ActorMesh[Echo]]:
             Controller.instance().close()
 
 
-def echo_s(echo: ActorMesh[Echo]) -> float:
-    """Return the median time of an echo in the quietest round."""
-    rounds = []
-    for _ in range(_NUM_ROUNDS):
-        times = []
-        for number in range(_NUM_ECHOES):
-            started = time.perf_counter()
-            echo.echo.call_one(number).get()
-            times.append(time.perf_counter() - started)
-        rounds.append(statistics.median(times))
-    return min(rounds)
+def serve_rounds(keep: str) -> None:
+    """Echo for each line on stdin, and answer with the CPU time of a call, in microseconds."""
+    with open_echo(keep) as echo:
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            before_s = time.process_time() + echo.cpu_s.call_one().get()
+            for number in range(_NUM_ECHOES):
+                echo.echo.call_one(number).get()
+            after_s = time.process_time() + echo.cpu_s.call_one().get()
+            print((after_s - before_s) / _NUM_ECHOES * 1e6, flush=True)
+
+
+def compare() -> None:
+    """Print the CPU time of a call with keeping and without."""
+    times: dict[str, list[float]] = {"always": [], "never": []}
+    argv = [sys.executable, "-m", "benchmarks.seeing"]
+    programs = {
+        keep: subprocess.Popen([*argv, keep], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for keep in times
+    }
+    for program in programs.values():
+        assert program.stdout is not None
+        program.stdout.readline()
+    for number in range(_NUM_ROUNDS):
+        for keep in sorted(times, reverse=number % 2 == 1):
+            program = programs[keep]
+            assert program.stdin is not None
+            assert program.stdout is not None
+            print("", file=program.stdin, flush=True)
+            times[keep].append(float(program.stdout.readline()))
+    for program in programs.values():
+        program.communicate()
+    kept, plain = statistics.median(times["always"]), statistics.median(times["never"])
+    best = min(times["always"]) / min(times["never"])
+    print(f"CPU time of an echo: {kept:.1f} us with keeping, {plain:.1f} us without")
+    print(f"ratio of the medians {kept / plain:.3f}, of the least {best:.3f}")
 
 
 def helper_of(echo: ActorMesh[Echo]) -> int:
@@ -86,28 +121,55 @@ def helper_of(echo: ActorMesh[Echo]) -> int:
     raise RuntimeError("there is no helper")
 
 
-def keep_burst(echo: ActorMesh[Echo]) -> Iterator[tuple[str, float, str]]:
-    """Yield the cost of keeping a burst of calls, and the time of questions about it."""
-    directory, helper = Path(os.environ[DIRECTORY_VARIABLE]), helper_of(echo)
-    before_s = read_cpu_s(helper)
-    started_s = time.perf_counter()
-    for first in range(0, _NUM_BURST, 1000):
-        for future in [echo.echo.call_one(number) for number in range(first, first + 1000)]:
+def call_many(echo: ActorMesh[Echo], num: int) -> None:
+    """Send calls, a thousand at a time."""
+    for first in range(0, num, 1000):
+        for future in [echo.echo.call_one(number) for number in range(first, min(first + 1000, num))]:
             future.get()
-    took_s = time.perf_counter() - started_s
-    while True:  # until the helper has written everything
+
+
+def call_paced(echo: ActorMesh[Echo]) -> float:
+    """Send calls at a steady rate; return how long it took."""
+    started_s, num = time.perf_counter(), 0
+    while (passed_s := time.perf_counter() - started_s) < _PACED_S:
+        due = int(passed_s * _PACED_CALLS_PER_S) - num
+        for future in [echo.echo.call_one(number) for number in range(due)]:
+            future.get()
+        num += due
+        time.sleep(0.01)
+    return passed_s
+
+
+def wait_until_kept(directory: Path, num_records: int) -> HostKeeping:
+    """Wait until the helper has taken as many records and written them; return its counters."""
+    while True:
         found = query_rows(directory, KEEPING, _WAIT_S)
         assert found is not None
         (row,) = found.rows
-        if row.records + row.lost >= 2 * _NUM_BURST and row.waiting_bytes < 1000:
-            break
+        if row.records + row.lost >= num_records and row.waiting_bytes < 1000:
+            return row
         time.sleep(0.2)
-    num = row.records
-    yield "calls in the burst", _NUM_BURST / took_s, "1/s"
+
+
+def keep_records(echo: ActorMesh[Echo]) -> Iterator[tuple[str, float, str]]:
+    """Yield the cost of keeping, and the time of questions about what is kept."""
+    directory, helper = Path(os.environ[DIRECTORY_VARIABLE]), helper_of(echo)
+    start = wait_until_kept(directory, 2)
+    before_s = read_cpu_s(helper)
+    took_s = call_paced(echo)
+    paced_s = read_cpu_s(helper) - before_s
+    paced = wait_until_kept(directory, start.records + int(1.9 * took_s * _PACED_CALLS_PER_S))
+    yield "records a second", (paced.records - start.records) / took_s, "1/s"
+    yield "helper: part of a core", paced_s / took_s * 100, "%"
+    before_s, started_s = read_cpu_s(helper), time.perf_counter()
+    call_many(echo, _NUM_BURST)
+    took_s = time.perf_counter() - started_s
+    row = wait_until_kept(directory, paced.records + paced.lost + 2 * _NUM_BURST)
+    yield "calls in a burst", _NUM_BURST / took_s, "1/s"
     yield "records lost", float(row.lost), ""
-    yield "helper: CPU time of a record", (read_cpu_s(helper) - before_s) / num * 1e6, "us"
+    yield "helper: CPU time of a record", (read_cpu_s(helper) - before_s) / (2 * _NUM_BURST) * 1e6, "us"
     yield "helper: memory", read_resident_bytes(helper) / 1e6, "MB"
-    yield "a record in parts", sum(part.num_bytes for part in list_parts(directory)) / num, "B"
+    yield "a record in parts", sum(part.num_bytes for part in list_parts(directory)) / row.records, "B"
     for what, sql in (
         ("first question in SQL", "SELECT count(*) FROM procs"),
         ("live rows, GROUP BY", "SELECT host, state, count(*) FROM procs GROUP BY 1, 2"),
@@ -119,18 +181,13 @@ def keep_burst(echo: ActorMesh[Echo]) -> Iterator[tuple[str, float, str]]:
 
 
 def main() -> None:
-    """Print the table."""
-    kept: list[float] = []
-    plain: list[float] = []
-    for _ in range(_NUM_TURNS):
-        for keep, times in (("always", kept), ("never", plain)):
-            with open_echo(keep) as echo:
-                times.append(echo_s(echo))
-    print(
-        f"echo with keeping {min(kept) * 1e6:.1f} us, without {min(plain) * 1e6:.1f} us: {min(kept) / min(plain):.3f}x"
-    )
+    """Print the table, or serve the rounds of the program that does."""
+    if len(sys.argv) > 1:
+        serve_rounds(sys.argv[1])
+        return
+    compare()
     with open_echo("always") as echo:
-        for what, value, unit in keep_burst(echo):
+        for what, value, unit in keep_records(echo):
             print(f"{what:34} {value:10.3f} {unit}")
 
 

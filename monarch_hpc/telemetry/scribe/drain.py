@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry import layout
@@ -15,9 +16,20 @@ __all__ = ["Drain", "Taken"]
 
 _RINGS = {EVENTS: layout.EVENTS, METRICS: layout.METRICS, SPANS: layout.SPANS, TRANSFERS: layout.TRANSFERS}
 _CALLS = frozenset({RecordKind.HANDLED, RecordKind.SENT})
-_SENT_BYTES = layout.NUM_SENT * RECORD_BYTES
+_SENT = Ring(layout.SENT_AT, layout.NUM_SENT, 0)
+_SENT_CALLS = ((SENDS, 0), (CASTS, CAST))
+"""Kinds of calls in the table of sent calls, and the bit in their numbers."""
+_CHUNK = 512
+"""Places of that table that are read at a time: a look at all of it takes as long as thousands of records."""
+_FEW = 256
+"""Numbers of calls that have not been answered for which the table is read place by place."""
+_THOROUGH = 16
+"""Rounds after which all of the table is read: where calls have overwritten casts, or casts calls, new ones may be
+behind places in which nothing is new."""
 _DUR, _SEQ = 5, 7
 """Words of a record."""
+_KIND = 4
+"""Half-words of a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +60,14 @@ class Drain:
         self._memory = memory
         self._cursors = cursors
         self._incomplete: dict[str, int] = {}
+        self._num_takes = 0
         self._open_spans: set[int] = set()
         self._open_calls: dict[str, set[int]] = {SENDS: set(), CASTS: set()}
         if cursors.get(SPANS):  # an earlier helper has seen these begin
             self._take_ring(SPANS, 0, cursors[SPANS])
 
-    def take(self) -> Iterator[Taken]:
-        """Yield the records that have been completed since the last time."""
+    def take(self, *, last: bool = False) -> Iterator[Taken]:
+        """Yield the records that have been completed since the last time; *last* is thorough, for the end."""
         if read_header(self._memory)[0]:
             return
         for what, ring in _RINGS.items():
@@ -64,7 +77,8 @@ class Drain:
                 closed = self._take_closed() if what == SPANS else b""
                 records, num_lost = self._take_ring(what, before, written)
                 yield Taken(what, closed + records, num_lost, (written - before) / ring.num)
-        yield from self._take_sent()
+        self._num_takes += 1
+        yield from self._take_sent(thorough=last or self._num_takes % _THOROUGH == 0)
 
     def _take_ring(self, what: str, before: int, written: int) -> tuple[bytes, int]:
         ring = _RINGS[what]
@@ -115,23 +129,21 @@ class Drain:
                 closed += record if words[_SEQ] == number else b""  # else it is recorded once more at its end
         return bytes(closed)
 
-    def _take_sent(self) -> Iterator[Taken]:
-        table = self._memory(layout.SENT_AT, _SENT_BYTES)
-        words = memoryview(table).cast("q")
-        found = {number: place for place, number in enumerate(words[_SEQ::8].tolist()) if number > 0}
+    def _take_sent(self, *, thorough: bool) -> Iterator[Taken]:
+        starts = {bit: max(self._cursors.get(what, 0), bit) for what, bit in _SENT_CALLS}
         old: dict[int, bytes] | None = None
-        for what, bit in ((SENDS, 0), (CASTS, CAST)):
-            before = max(self._cursors.get(what, 0), bit)
-            last = max((number for number in found if number & CAST == bit), default=0)
-            waiting = self._open_calls[what]
-            first = max(before, last - layout.NUM_SENT)
-            num_lost, records = max(first - before, 0), bytearray()
+        for what, bit in _SENT_CALLS:
+            before, waiting = starts[bit], self._open_calls[what]
+            records, end, found = self._read_new(before, starts, thorough=thorough)
+            last = max(end, max(found, default=0))
+            first = max(end, last - layout.NUM_SENT)
+            num_lost = first - end
+            earlier = sorted(waiting)
+            read = self._read_one_by_one if len(earlier) < _FEW else self._read_all_sent()
             waiting.update(range(first + 1, last + 1))
-            for number in sorted(waiting):
-                place = found.get(number)
-                if place is not None:
-                    record = table[place * RECORD_BYTES : (place + 1) * RECORD_BYTES]
-                else:
+            for number in (*earlier, *range(first + 1, last + 1)):
+                record = found.get(number) or read(number)
+                if not record:
                     old = self._read_old() if old is None else old
                     record = old.get(number, b"")
                 if not record:
@@ -143,6 +155,60 @@ class Drain:
             if last > before or records:
                 self._cursors[what] = max(before, last)
                 yield Taken(what, bytes(records), num_lost, max(last - before, 0) / layout.NUM_SENT)
+
+    def _read_new(
+        self, before: int, starts: Mapping[int, int], *, thorough: bool
+    ) -> tuple[bytearray, int, dict[int, bytes]]:
+        """Read the sent calls behind number *before*.
+
+        Args:
+            starts: the last number before, of calls and of casts, which share the table.
+            thorough: read all of the table, and not only up to the first places in which nothing is new.
+
+        Returns:
+            The records up to the first call that is not answered; the number of the last of these; and other new
+            records of this kind, by number.
+        """
+        records, end = bytearray(), before
+        found: dict[int, bytes] = {}
+        for first in range(before + 1, before + 1 + layout.NUM_SENT, _CHUNK):
+            data = self._read_places(_SENT, first, first + _CHUNK - 1)
+            words = memoryview(data).cast("q")
+            numbers = words[_SEQ::8].tolist()
+            num = 0
+            if end == first - 1:
+                expected = list(range(first, first + _CHUNK))
+                num = bisect_left(expected, True, key=lambda number: numbers[number - first] != number)
+                if numbers[:num] != expected[:num]:
+                    num = 0
+                durations = words[_DUR::8].tolist()
+                if OPEN in durations[:num]:
+                    num = durations.index(OPEN)
+                records += data[: num * RECORD_BYTES]
+                end += num
+            if num == _CHUNK:
+                continue
+            new: list[int] = []
+            if max(numbers[num:]) > starts[0]:
+                new = [at for at in range(num, _CHUNK) if numbers[at] > starts[numbers[at] & CAST]]
+            for index in new:
+                if numbers[index] & CAST == before & CAST and numbers[index] > end:
+                    found[numbers[index]] = data[index * RECORD_BYTES : (index + 1) * RECORD_BYTES]
+            if not new and not thorough:
+                break
+        return records, end, found
+
+    def _read_one_by_one(self, number: int) -> bytes:
+        return _numbered(self._read_places(_SENT, number, number), number)
+
+    def _read_all_sent(self) -> Callable[[int], bytes]:
+        table = self._memory(layout.SENT_AT, layout.NUM_SENT * RECORD_BYTES)
+
+        def read(number: int) -> bytes:
+            at = (number & (layout.NUM_SENT - 1)) * RECORD_BYTES
+            return _numbered(table[at : at + RECORD_BYTES], number)
+
+        return read
 
     def _read_old(self) -> dict[int, bytes]:
         """The unanswered calls whose places in the table of sent calls others have taken, by number."""
@@ -159,4 +225,9 @@ def _is_wanted(what: str, words: memoryview[int]) -> bool:
     """Whether all of some records, as words, are wanted: calls that have ended, and spans."""
     if what == SPANS:
         return OPEN not in words[_DUR::8].tolist()
-    return what != EVENTS or {kinds & 0xFFFF for kinds in words[1::8].tolist()} <= _CALLS
+    return what != EVENTS or _CALLS.issuperset(words.cast("B").cast("H")[_KIND::32].tolist())
+
+
+def _numbered(record: bytes, number: int) -> bytes:
+    """A record, if it has this number; else nothing."""
+    return record if memoryview(record).cast("q")[_SEQ] == number else b""

@@ -122,7 +122,7 @@ class RecordKeeper:
         kept = self._procs.get(place)
         if kept is None:
             return
-        self._drain_proc(place, kept)
+        self._drain_proc(place, kept, last=True)
         if failed:
             self._add_open(place, kept, "ended", cause)
             row = ProcRow(place.run, place.mesh, place.rank, self._host, place.pid, "ended", cause, 0, 0.0)
@@ -154,12 +154,12 @@ class RecordKeeper:
 
     # ---- taking ----
 
-    def drain(self) -> None:
-        """Take the records of all procs."""
+    def drain(self, *, last: bool = False) -> None:
+        """Take the records of all procs; *last* is thorough, for the end."""
         now_s = monotonic()
         before, fullest = self._num_records + self._num_left_out, 0.0
         for place, kept in self._procs.items():
-            fullest = max(fullest, self._drain_proc(place, kept))
+            fullest = max(fullest, self._drain_proc(place, kept, last=last))
         passed_s = max(now_s - self._drained_s, _LEAST_S)
         self._num_halvings = halvings(
             (self._num_records + self._num_left_out - before) / passed_s, self._settings.max_per_s
@@ -168,10 +168,10 @@ class RecordKeeper:
         factor = 0.5 if fullest > _FULL else 2.0 if fullest < _EMPTY else 1.0
         self._interval_s = min(max(self._interval_s * factor, _LEAST_S), _MOST_S)
 
-    def _drain_proc(self, place: ProcPlace, kept: _KeptProc) -> float:
+    def _drain_proc(self, place: ProcPlace, kept: _KeptProc, *, last: bool) -> float:
         """Take the records of one proc; return how full the fullest of its rings was of new ones."""
         fullest = 0.0
-        for taken in kept.drain.take():
+        for taken in kept.drain.take(last=last):
             fullest = max(fullest, taken.part)
             self._num_lost += taken.num_lost
             records = choose(taken.records, self._num_halvings) if taken.what in _CALLS else taken.records
@@ -217,7 +217,7 @@ class RecordKeeper:
 
     def finish(self) -> None:
         """Take and write everything."""
-        self.drain()
+        self.drain(last=True)
         if self._spool.has_records:
             self._write()
 
