@@ -172,7 +172,7 @@ def test_nothing_else_names_a_module_above_it() -> None:
         ("attach", "monarch_hpc.mesh.current"),
         ("slurm.commands.through_client", "monarch_hpc.attach.submission"),
         ("actor.context", "monarch_hpc.mesh.program.controller"),
-        ("mesh.proc", "monarch_hpc.tensor.active"),
+        ("mesh.view", "monarch_hpc.tensor.active"),
         ("mesh.calls.endpoint", "monarch_hpc.tensor.actor_calls"),
         ("job.telemetry", "monarch_hpc.cli"),
     }
