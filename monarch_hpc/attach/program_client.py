@@ -22,13 +22,14 @@ from monarch_hpc.wire.control.programs import (
     ProgramStarted,
     ReadOutput,
     ResizeTerminal,
+    ServeJobs,
     SignalProgram,
     SignalSent,
     StartProgram,
+    SubmitJob,
     WriteInput,
 )
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.submissions import ServeJobs, SubmitJob
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
 

@@ -17,8 +17,8 @@ from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.programs import UNKNOWN, JobSubmitted, SubmitJob
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.submissions import UNKNOWN, JobSubmitted, SubmitJob
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
 

@@ -7,8 +7,8 @@ from itertools import count
 
 from monarch_hpc.agent.programs.reads import Send
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.wire.control.programs import UNKNOWN, JobSubmitted, ServeJobs, SubmitJob
 from monarch_hpc.wire.control.refusal import refuse
-from monarch_hpc.wire.control.submissions import UNKNOWN, JobSubmitted, ServeJobs, SubmitJob
 
 __all__ = ["Submissions"]
 

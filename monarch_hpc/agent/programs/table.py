@@ -25,19 +25,21 @@ from monarch_hpc.wire.control.programs import (
     MAX_INPUT_BYTES,
     RUN_EXISTS,
     InputTaken,
+    JobSubmitted,
     ProgramEnded,
     ProgramStarted,
     ReadOutput,
     ResizeTerminal,
+    ServeJobs,
     SignalProgram,
     SignalSent,
     StartProgram,
+    SubmitJob,
     WriteInput,
 )
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused, refuse
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed
-from monarch_hpc.wire.control.submissions import JobSubmitted, ServeJobs, SubmitJob
 from monarch_hpc.wire.start import RUN_COOKIE
 
 __all__ = ["OwnRun", "Programs", "Request"]

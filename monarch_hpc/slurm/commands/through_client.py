@@ -17,7 +17,7 @@ from monarch_hpc.core.errors import SlurmBusy, SlurmCommandError, SlurmMissing
 from monarch_hpc.slurm.commands.argv import is_of_machine, submit_argv
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.commands.jobs import parse_job_id
-from monarch_hpc.wire.control.submissions import UNKNOWN, JobSubmitted, SubmitJob
+from monarch_hpc.wire.control.programs import UNKNOWN, JobSubmitted, SubmitJob
 
 __all__ = ["ThroughClient", "open_slurm", "submit_for"]
 

@@ -1,4 +1,7 @@
-"""Messages about programs that the head's agent runs: they start, read input, write output, get signals, and end."""
+"""Messages about programs that the head's agent runs: they start, read input, write output, get signals, and end.
+
+And about jobs that a process on a compute node asks for, and a client on a login node submits.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,20 @@ __all__ = [
     "MAX_INPUT_BYTES",
     "MAX_READ_BYTES",
     "RUN_EXISTS",
+    "UNKNOWN",
     "InputTaken",
+    "JobSubmitted",
     "OutputPart",
     "ProgramEnded",
     "ProgramOutput",
     "ProgramStarted",
     "ReadOutput",
     "ResizeTerminal",
+    "ServeJobs",
     "SignalProgram",
     "SignalSent",
     "StartProgram",
+    "SubmitJob",
     "WriteInput",
 ]
 
@@ -34,6 +41,9 @@ MAX_INPUT_BYTES = 64 << 10
 
 RUN_EXISTS = "run {run} exists already"
 """Why a second program of a run is refused: by this, a client knows that another one was first."""
+
+UNKNOWN = 124
+"""A status of sbatch that says nothing about the job, as of a command that ran out of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +181,40 @@ class ProgramEnded(Message):
     run: str
     exit_code: int
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServeJobs(Message):
+    """Client to head: this client submits jobs for the processes on the allocation's hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob(Message):
+    """A process on a host to the head, and the head to a client: submit a job.
+
+    Args:
+        ticket: the head's number for the answer; 0 on the way to the head.
+        script: the batch script, with all flags of the job, in base64; empty to learn whether a client would submit.
+        folder: working directory of sbatch.
+        environment: variables of the process, which the job inherits as far as its script says so.
+    """
+
+    ticket: int
+    script: str
+    folder: str
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted(Message):
+    """The answer to `SubmitJob`, back on the same way.
+
+    Args:
+        status: sbatch's exit status, or `UNKNOWN`: the job may or may not exist.
+        output: what sbatch printed on its standard output, and *errors* on the other.
+    """
+
+    ticket: int
+    status: int
+    output: str
+    errors: str

@@ -59,14 +59,17 @@ from monarch_hpc.wire.control.procs import (
 )
 from monarch_hpc.wire.control.programs import (
     InputTaken,
+    JobSubmitted,
     ProgramEnded,
     ProgramOutput,
     ProgramStarted,
     ReadOutput,
     ResizeTerminal,
+    ServeJobs,
     SignalProgram,
     SignalSent,
     StartProgram,
+    SubmitJob,
     WriteInput,
 )
 from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
@@ -82,7 +85,6 @@ from monarch_hpc.wire.control.scribe import (
     Ship,
     Shipped,
 )
-from monarch_hpc.wire.control.submissions import JobSubmitted, ServeJobs, SubmitJob
 from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
 from monarch_hpc.wire.document import build
 

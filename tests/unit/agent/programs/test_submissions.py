@@ -6,8 +6,8 @@ import pytest
 
 from monarch_hpc.agent.programs.submissions import Submissions
 from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.programs import UNKNOWN, JobSubmitted, ServeJobs, SubmitJob
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.submissions import UNKNOWN, JobSubmitted, ServeJobs, SubmitJob
 
 JOB = SubmitJob(0, "c2NyaXB0", "/home/alice", {"COLOUR": "blue"})
 
