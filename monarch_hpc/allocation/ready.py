@@ -13,6 +13,7 @@ from monarch_hpc.allocation.attempts import newest_attempt
 from monarch_hpc.allocation.document import Document, read_document, write_document
 from monarch_hpc.allocation.files import ended_path
 from monarch_hpc.allocation.heads import read_head
+from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, VersionMismatch
 from monarch_hpc.core.version import PYTHON_VERSION, __version__
@@ -224,13 +225,15 @@ def check_allocation(directory: Path) -> Ready:
     """
     ready = read_ready(directory)
     if ended_path(directory).exists():
-        raise AllocationError(directory.name, "its Slurm job has ended; see 'monarch-hpc status' for how")
+        raise AllocationError(name_of(directory), "its Slurm job has ended; see 'monarch-hpc status' for how")
     if ready is None:
         if not directory.is_dir():
-            raise AllocationError(directory.name, f"its directory {directory} is gone: it has ended")
-        raise AllocationError(directory.name, "its agents are not ready yet; 'monarch-hpc status' shows how far it is")
+            raise AllocationError(name_of(directory), f"its directory {directory} is gone: it has ended")
+        raise AllocationError(
+            name_of(directory), "its agents are not ready yet; 'monarch-hpc status' shows how far it is"
+        )
     if not ready.addresses:
-        raise AllocationError(directory.name, f"its head's host is missing (missing: {', '.join(ready.missing)})")
+        raise AllocationError(name_of(directory), f"its head's host is missing (missing: {', '.join(ready.missing)})")
     there = f"on {ready.head_name}"
     if ready.protocol != PROTOCOL:
         raise VersionMismatch("the protocol", str(PROTOCOL), f"{ready.protocol} {there}")

@@ -8,20 +8,33 @@ from pathlib import Path
 from monarch_hpc.allocation.document import read_document, write_document
 from monarch_hpc.config import Config, as_document
 from monarch_hpc.config.schema import from_document
+from monarch_hpc.core.errors import ConfigError
 
-__all__ = ["read_config", "write_config", "write_sent_config"]
+__all__ = ["name_of", "read_config", "write_config", "write_sent_config"]
 
 _CONFIG = "config.json"
 
 
-def write_config(directory: Path, config: Config) -> None:
-    """Write the effective configuration for agents, which may see neither the user's files nor the environment."""
-    write_sent_config(directory, as_document(config))
+def write_config(directory: Path, config: Config, name: str = "") -> None:
+    """Write the effective configuration for agents, which may see neither the user's files nor the environment.
+
+    Args:
+        name: by which users know the allocation; empty for that of its directory.
+    """
+    write_sent_config(directory, as_document(config), name)
 
 
-def write_sent_config(directory: Path, config: Mapping[str, object]) -> None:
+def write_sent_config(directory: Path, config: Mapping[str, object], name: str = "") -> None:
     """Write a configuration that another host sent as plain data; `read_config` checks it."""
-    write_document(directory / _CONFIG, {"config": config}, durable=True)
+    write_document(directory / _CONFIG, {"config": config, "name": name}, durable=True)
+
+
+def name_of(directory: Path) -> str:
+    """The name by which users know the allocation in *directory*, for messages; that of the directory if it is gone."""
+    try:
+        return read_document(directory / _CONFIG).text("name") or directory.name
+    except (OSError, ConfigError):
+        return directory.name
 
 
 def read_config(directory: Path) -> Config:

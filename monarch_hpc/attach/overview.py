@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from monarch_hpc.allocation.changes import read_changes
+from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.attach.attach import HeadStatus, query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.core.dataclass import dataclass
@@ -49,7 +50,7 @@ def read_overview(directory: Path, names: Collection[str], timeout_s: float, *, 
     if live and {HOSTS.name, RUNS.name, CHANNELS.name} & {*wanted}:
         status = query_status(directory, timeout_s)
         if status is None:
-            missing.append(f"the head of {directory.name}")
+            missing.append(f"the head of {name_of(directory)}")
     nodes: list[SlurmNode] = []
     if live and SLURM.name in wanted:
         try:

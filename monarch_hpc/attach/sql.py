@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.attach.attach import query_portions
 from monarch_hpc.attach.overview import read_overview
 from monarch_hpc.attach.sql_engine import ERROR, SQL_TABLES, UNREADABLE, write_message
@@ -153,7 +154,7 @@ def collect(
             where = {"t": [">=", time.time() - since_s]} if since_s is not None and SQL_TABLES[name].history else {}
             answer = query_portions(directory, name, timeout_s, where)
             if answer is None:
-                found.missing.append(f"the head of {directory.name}")
+                found.missing.append(f"the head of {name_of(directory)}")
                 break
             for portion in answer.portions:
                 rows[name] += json.loads(portion.rows)

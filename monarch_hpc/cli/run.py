@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from monarch_hpc.allocation.ready import check_allocation
+from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
 from monarch_hpc.cli.main import load_to_start
@@ -281,7 +282,8 @@ def _supervise(
         problem = f"lost its head while the program ran: {owner.lost}" if owner.lost else owner.refusal
         if target.name:
             raise why_lost(config, target.name, problem, JOB_END_S, owner.ending)
-        raise AllocationError(target.directory.name, problem, owner.ending.kind if owner.ending else DeathKind.UNKNOWN)
+        kind = owner.ending.kind if owner.ending else DeathKind.UNKNOWN
+        raise AllocationError(name_of(target.directory), problem, kind)
     if end is End.STOPPED and target.name:
         _tell_stopped(target.name, output)
     if end is End.LATE:

@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.attach.sql import query_allocations
 from monarch_hpc.core.arguments import check_seconds, check_text
 from monarch_hpc.core.clock import Deadline
@@ -120,7 +121,7 @@ class _Dashboards(Owned):
                 return process, str(document["url"])
             _end(process)
             problem = json.dumps(document)
-        raise AllocationError(directory.name, f"its dashboard does not start: {problem}; try 'monarch-hpc dash'")
+        raise AllocationError(name_of(directory), f"its dashboard does not start: {problem}; try 'monarch-hpc dash'")
 
     def forked(self, parent: int) -> None:
         """Leave the dashboards to *parent*: they end once nobody holds their input."""

@@ -181,7 +181,7 @@ class Allocations:
         self.registry.create(record)
         try:
             private_dir(self._config.paths.shared)
-            path = prepare(request.directory, self._config, os.urandom(32), script)
+            path = prepare(request.directory, self._config, os.urandom(32), script, request.name)
             job_id = self._hold(record, holder, flags) if holder else self._submit(record, path, flags)
         except SlurmBusy:
             raise

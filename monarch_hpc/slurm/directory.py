@@ -59,8 +59,12 @@ class Seen:
     released: str = ""
 
 
-def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
-    """Make the directory with all files that the job needs, and return the script's path."""
+def prepare(directory: Path, config: Config, key: bytes, script: str, name: str = "") -> Path:
+    """Make the directory with all files that the job needs, and return the script's path.
+
+    Args:
+        name: of the allocation, see `write_config`.
+    """
     private_dir(directory)
     private_dir(directory / ATTEMPTS)
     private_dir(directory / "runs")
@@ -68,7 +72,7 @@ def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
     for name in ("agent.sh", "task.sh", "holder.sh"):
         write_private(directory / name, asset("launchers", name).read_bytes())
     write_private(directory / "job.sh", script.encode())
-    write_config(directory, config)
+    write_config(directory, config, name)
     write_key(directory, key)
     return directory / "job.sh"
 

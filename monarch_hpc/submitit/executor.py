@@ -187,7 +187,7 @@ def _find_allocation(name: str | None, last: _Found | None) -> _Found:
         AllocationError: there is none, there are several, or it has ended.
     """
     from monarch_hpc.allocation.ready import check_allocation
-    from monarch_hpc.allocation.settings import read_config
+    from monarch_hpc.allocation.settings import name_of, read_config
     from monarch_hpc.config.program import read_program
     from monarch_hpc.mesh.program.allocations.opening import find_only, open_named
 
@@ -198,7 +198,7 @@ def _find_allocation(name: str | None, last: _Found | None) -> _Found:
     directory = read_program().directory
     if name is not None or directory is None:
         directory, name = open_named(name or find_only())
-    return _Found(name or directory.name, directory, read_config(directory))
+    return _Found(name or name_of(directory), directory, read_config(directory))
 
 
 def _write_environment(directory: Path) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from monarch_hpc.agent.output.retention import printed_runs
 from monarch_hpc.allocation.programs import read_exit
-from monarch_hpc.allocation.settings import read_config
+from monarch_hpc.allocation.settings import name_of, read_config
 from monarch_hpc.attach.program_client import ProgramClient
 from monarch_hpc.attach.program_order import plan_order
 from monarch_hpc.config.program import own_environment
@@ -77,7 +77,7 @@ class ServiceLink:
         if client.refusal == RUN_EXISTS.format(run=self.run):
             client.refusal, running = "", True
         if not running:
-            raise AllocationError(directory.name, client.refusal or client.lost or "its head does not answer")
+            raise AllocationError(name_of(directory), client.refusal or client.lost or "its head does not answer")
         self.follow()
 
     def follow(self) -> None:
@@ -115,7 +115,7 @@ class ServiceLink:
         if answer is not None:
             return answer.problem
         if not answered:
-            raise TimeoutError(f"the service of submitit's jobs on {self.directory.name} has not answered in time")
+            raise TimeoutError(f"the service of submitit's jobs on {name_of(self.directory)} has not answered in time")
         raise ServiceEnded
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ def open_service(directory: Path) -> ServiceLink:
                 return link
             link.close()
             _links.pop(directory, None)
-    raise AllocationError(directory.name, "its service of submitit's jobs ends again and again: 'monarch-hpc logs'")
+    raise AllocationError(name_of(directory), "its service of submitit's jobs ends again and again: 'monarch-hpc logs'")
 
 
 def link_to(directory: Path, run: str) -> ServiceLink | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from monarch_hpc.allocation.ready import check_allocation
+from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.config import Config
 from monarch_hpc.config.program import read_program
 from monarch_hpc.core.errors import AllocationError
@@ -66,7 +67,7 @@ def find_ranks(name: str, hosts: Sequence[HostEntry], wanted: Sequence[str]) -> 
 def _find(config: Config, name: str | None) -> tuple[Path, str]:
     program = read_program()
     if name is None and program.directory is not None:
-        return program.directory, program.directory.name
+        return program.directory, name_of(program.directory)
     record = Allocations.open(config).find(name)
     if record.ended is not None:
         raise AllocationError(record.name, f"has ended: {record.ended.state}: {record.ended.reason}")

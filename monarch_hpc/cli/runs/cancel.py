@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.config import Config
@@ -70,7 +71,7 @@ def cancel(directory: Path, run: str, config: Config, number: int, grace_s: floa
     finally:
         client.close()
     if problem and client.end is None:
-        raise AllocationError(directory.name, f"run {run}: {problem}")
+        raise AllocationError(name_of(directory), f"run {run}: {problem}")
     return client.end.cause if client.end is not None else ""
 
 

@@ -9,7 +9,7 @@ import pytest
 from monarch_hpc.allocation.files import read_key, write_host
 from monarch_hpc.allocation.heads import HeadPlace, read_head, write_head
 from monarch_hpc.allocation.ready import check_allocation, make_ready, read_ready, write_ready
-from monarch_hpc.allocation.settings import read_config, write_config
+from monarch_hpc.allocation.settings import name_of, read_config, write_config
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import AllocationError, ConfigError
 from monarch_hpc.core.storage.files import private_dir, read_json, write_json, write_private
@@ -31,6 +31,16 @@ def test_the_configuration_reaches_the_agents_as_it_is(directory: Path) -> None:
 
 def test_without_a_configuration_the_defaults_hold(directory: Path) -> None:
     assert read_config(directory).liveness == load().config.liveness
+
+
+def test_messages_name_an_allocation_as_its_user_did(directory: Path) -> None:
+    assert name_of(directory) == "77409869"
+    write_config(directory, load().config)
+    assert name_of(directory) == "77409869"
+    write_config(directory, load().config, "dev")
+    with pytest.raises(AllocationError, match=r"allocation 'dev': its agents are not ready yet"):
+        check_allocation(directory)
+    assert name_of(directory / "gone") == "gone"
 
 
 def test_a_configuration_of_another_version_is_refused(directory: Path) -> None:

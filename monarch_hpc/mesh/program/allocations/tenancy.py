@@ -12,6 +12,7 @@ from monarch_hpc.actor.kept.takes import Takes
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.allocation.ready import Ready, check_allocation
+from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.attach.attach import join
 from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import AllocationError, SpawnError, TransportError
@@ -101,7 +102,7 @@ class Tenancy:
     ) -> None:
         engine, config = runtime.engine, opened.config
         self.directory = opened.directory
-        self.name = opened.name or opened.directory.name
+        self.name = opened.name or name_of(opened.directory)
         self.ready = check_allocation(opened.directory)
         self.allocation = self.ready.allocation
         self.run = opened.run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any
 
 from monarch_hpc.actor.future import Future
@@ -32,7 +33,7 @@ class KeptMesh:
     procs: ProcMesh
     meshes: Mapping[str, ActorMesh[Any]]
     problems: Mapping[str, str]
-    _stop: Callable[[], Future[None]]
+    _stop: Callable[[], Future[None]] = field(repr=False)
 
     def __getitem__(self, name: str) -> ActorMesh[Any]:
         """The actors called *name*.
