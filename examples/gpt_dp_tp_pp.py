@@ -17,7 +17,7 @@ from torch.nn import functional
 import monarch_hpc
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
 
-NUM_STEPS, NUM_MICRO = 6, 4
+NUM_STEPS, NUM_MICRO = 4, 4
 BATCH_SIZE, NUM_PLACES, NUM_FEATURES, NUM_HEADS, NUM_CHARS = 16, 8, 32, 4, 32
 HEAD = NUM_FEATURES // NUM_HEADS
 
@@ -78,7 +78,9 @@ torch.manual_seed(0)
 first, last = First(), Last()
 chars_SMBT = torch.randint(0, NUM_CHARS, (NUM_STEPS, NUM_MICRO, BATCH_SIZE, NUM_PLACES + 1))
 
-procs = monarch_hpc.hosts().flatten("hosts").spawn_procs({"procs": 8 // len(monarch_hpc.hosts())}, preload=["torch"])
+# What all ranks use of torch is imported once on each host, before they are forked.
+preload = ["torch", "torch._dynamo", "torch.distributed.tensor.parallel"]
+procs = monarch_hpc.hosts().flatten("hosts").spawn_procs({"procs": 8 // len(monarch_hpc.hosts())}, preload=preload)
 grid = procs.flatten("ranks").split(ranks=("pp", "dp", "tp"), pp=2, dp=2, tp=2)
 meshes = Mesh(procs=grid.slice(pp=0)), Mesh(procs=grid.slice(pp=1))
 options: Any = {"remote": True, "parallelize": split_layers, "out_spec": ["dp"]}

@@ -16,8 +16,8 @@ from torch import nn
 import monarch_hpc
 from monarch_hpc.tensor import inspect, random, remote
 
-NUM_EPOCHS = 16
-BATCH_SIZE = 64  # images in one step, over all procs
+NUM_EPOCHS = 12
+BATCH_SIZE = 96  # images in one step, over all procs
 NUM_TEST = 360
 
 

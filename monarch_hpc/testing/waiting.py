@@ -11,8 +11,10 @@ __all__ = ["wait_until"]
 T = TypeVar("T")
 
 
-# A probe that takes longer than this waits for something itself.
-_LONGEST_PAUSE_S = 0.5
+# A probe starts a command: two thirds of the time are left to what is awaited, and to other tests.
+_PAUSE_PER_CALL = 2.0
+# One that takes longer than half of this waits for something itself.
+_LONGEST_PAUSE_S = 1.0
 
 
 def wait_until(
@@ -32,7 +34,7 @@ def wait_until(
         probe: called at least twice: at once, and after the timeout. Its exceptions end the wait.
         timeout_s: timeout, in seconds.
         accept: whether a result is the awaited one; by default, whether it is true.
-        interval_s: pause between two calls of *probe*, in seconds; at least as long as the call took, up to half a
+        interval_s: pause between two calls of *probe*, in seconds; at least twice as long as the call took, up to a
             second, so that a probe that starts a command leaves the processors to what is awaited.
         clock: a monotonic clock, in seconds.
         sleep: pauses for the given number of seconds.
@@ -49,4 +51,4 @@ def wait_until(
             return answer
         if late:
             raise TimeoutError(f"waited {timeout_s:g} s for: {what}; last seen: {answer!r}")
-        sleep(max(interval_s, min(clock() - begun_s, _LONGEST_PAUSE_S)))
+        sleep(max(interval_s, min(_PAUSE_PER_CALL * (clock() - begun_s), _LONGEST_PAUSE_S)))

@@ -118,11 +118,11 @@ def test_dataclasses_are_made_by_our_decorator(module: Module) -> None:
     """The standard library's compiles its methods at import, which takes longer than all else in our modules."""
     if module.name == "monarch_hpc.core.dataclass":
         return
-    imports = [node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in module.nodes if isinstance(node, ast.ImportFrom)]
     names = [alias.name for node in imports if node.module == "dataclasses" for alias in node.names]
     calls = [
         node.attr
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dataclasses"
     ]
     assert not {"dataclass", "make_dataclass"} & {*names, *calls}

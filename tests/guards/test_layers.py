@@ -161,7 +161,7 @@ def test_nothing_else_names_a_module_above_it() -> None:
         if module.name in OFFERING:
             continue
         package = package_of(module.name)
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
             found = re.fullmatch(r"(monarch_hpc\.[\w.]+)(:\w+)?", text)
             target = package_of(found[1]) if found else ""
@@ -213,14 +213,14 @@ def test_nobody_takes_a_name_out_of_os_or_subprocess_past_these_tests() -> None:
 
 def attributes(module: Module, library: str) -> Iterator[tuple[int, str]]:
     """Yield line and name of each attribute of *library* that a module reads."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == library:
             yield node.lineno, node.attr
 
 
 def called(module: Module, library: str) -> Iterator[tuple[int, str]]:
     """Yield line and name of each function of *library* that a module calls."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         function = node.func if isinstance(node, ast.Call) else None
         if (
             isinstance(function, ast.Attribute)

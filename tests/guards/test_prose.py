@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards.tree import ROOT
+from tests.guards.tree import ROOT, parse
 
 FILES = [path for folder in ("monarch_hpc", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -21,7 +21,7 @@ def opens_with_a_question_word(docstring: str) -> bool:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_docstring_opens_with_a_noun_or_a_verb(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    docstring = ast.get_docstring(parse(path)) or ""
     first_line = docstring.partition("\n")[0]
     assert not opens_with_a_question_word(docstring), (
         f"{path.relative_to(ROOT)}: {first_line!r} opens with a question word: start with what the module is (a noun), "

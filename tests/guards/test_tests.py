@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ending_alone
-from tests.guards.tree import ROOT, Module, modules
+from tests.guards.tree import ROOT, Module, modules, parse
 
 TESTS = ROOT / "tests"
 TABLE = TESTS / "README.md"
@@ -28,7 +28,7 @@ TESTED = [module for module in modules() if module.path.stem not in ("__init__",
 @cache
 def named(path: Path) -> frozenset[str]:
     """Dotted names of our modules and of tests' in a file: imported, or in a string that may be a program."""
-    return frozenset(_names(ast.parse(path.read_text())))
+    return frozenset(_names(parse(path)))
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
@@ -160,7 +160,7 @@ def test_no_child_process_is_waited_for_without_an_end() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{node.lineno}"
         for path in sorted(TESTS.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parse(path))
         if isinstance(node, ast.With | ast.AsyncWith)
         for item in node.items
         if isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func).endswith("Popen")

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ROOT", "Import", "Module", "When", "imports", "modules"]
+__all__ = ["ROOT", "Import", "Module", "When", "imports", "modules", "parse"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,13 +29,24 @@ class Module:
 
     @property
     def tree(self) -> ast.Module:
-        return _parse(self.path)
+        return parse(self.path)
+
+    @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree."""
+        return _nodes(self.path)
 
 
-# One test may look at a tree several times; all trees together take 70 MB.
-@lru_cache(maxsize=1)
-def _parse(path: Path) -> ast.Module:
+# A dozen guards look at each tree. All together take 70 MB, in the processes that run guards.
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a file; guards do not change it."""
     return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parse(path)))
 
 
 @cache
