@@ -109,6 +109,9 @@ class ActorMesh(MeshView, Generic[A]):
     def _shown_rows(self) -> ShownRows:
         return hosts_of(self._callee.procs)
 
+    def _healable(self) -> tuple[str, Mapping[int, ProcRef]]:
+        return self._callee.name, self._callee.procs
+
     def _viewing(self, region: Region) -> Self:
         callee = self._callee
         return type(self)(callee.name, callee.actor, self._cls, region, callee.procs, callee.load)

@@ -72,6 +72,9 @@ class ProcMesh(TensorProcs):
         view._root = self.root
         return view
 
+    def _healable(self) -> tuple[str, Mapping[int, ProcRef]]:
+        return self._shown, self._procs
+
     def __reduce__(self) -> tuple[object, ...]:
         kept = {rank: self._procs[rank] for rank in self._region.base_ranks()}
         return _receive, (self._shown, self._number, self._region, kept)
@@ -249,7 +252,7 @@ class ProcMesh(TensorProcs):
         self, policy: str | Sequence[str] = ("respawn", "spares", "shrink"), timeout: float | None = None
     ) -> Healed[Self]:
         """Bring dead procs of this view back, with their actors; see `heal_mesh`."""
-        from monarch_hpc.mesh.healing.heal import heal_mesh  # it imports this module
+        from monarch_hpc.mesh.healing.heal import heal_mesh  # which many programs never need
 
         return heal_mesh(self, policy, timeout)
 
@@ -276,7 +279,7 @@ class ProcMesh(TensorProcs):
             ConfigError: others can read or change the folder.
             Exception: ``__checkpoint__`` raised it, or pickling, or the file system.
         """
-        from monarch_hpc.mesh.healing.checkpoint import take_checkpoint  # it imports modules that import this one
+        from monarch_hpc.mesh.healing.checkpoint import take_checkpoint  # likewise
 
         procs = self._procs if self._launch is None else self._launch.settle()  # actors may wait to be spawned
         ranks = list(self._region.base_ranks())

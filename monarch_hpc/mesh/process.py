@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from monarch_hpc.actor.context import provide_instances
 from monarch_hpc.actor.kept.keeper import open_keeper
+from monarch_hpc.actor.ports.sent_response import send_response_ports
 from monarch_hpc.actor.runtime.main import serve
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.mesh import host  # noqa: F401 loaded for the forked procs
@@ -38,6 +39,7 @@ A program that starts waits for the first proc alone.
 def main(start: ProcStart) -> int:
     """Serve actors until SIGTERM; return minus its number."""
     provide_instances(Instance)
+    send_response_ports()
     return serve(start, _open_door)
 
 

@@ -118,6 +118,10 @@ class MeshView:
         """
         return self._viewing(self._region.rename(**names))
 
+    def _healable(self) -> tuple[str, Mapping[int, Any]] | None:
+        """Name and procs, by base rank, of a mesh that `heal_mesh` takes; None for meshes of other things."""
+        return None
+
     def _viewing(self, region: Region) -> Self:
         raise NotImplementedError
 

@@ -14,8 +14,9 @@ INNER = {
         {"process", "workers"},
         {"current", "shutdown"},
         {"program"},
-        {"healing", "host", "instance", "scripts"},
+        {"host", "instance", "scripts"},
         {"proc"},
+        {"healing"},
         {"bootstrap"},
         {"actors"},
         {"calls"},
@@ -73,11 +74,6 @@ INNER = {
 UPWARD = {
     # Meshes of hosts start meshes of procs, and a mesh of procs knows its hosts: one notion in two modules.
     ("mesh.proc", "mesh.host"): {When.LAZY, When.TYPING},
-    # What healing does with a mesh of procs is offered by the mesh.
-    ("mesh.proc", "mesh.healing.heal"): {When.LAZY, When.TYPING},
-    ("mesh.proc", "mesh.healing.checkpoint"): {When.LAZY},
-    # A response port that is sent in a message becomes a port.
-    ("actor.cell.response_port", "actor.ports.sent_response"): {When.LAZY},
     # A face, whose modules others import from it.
     ("telemetry", "attach.sql"): {When.TYPING},
     ("telemetry", "mesh.program.query"): {When.TYPING},

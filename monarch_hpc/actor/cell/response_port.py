@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.core.arguments import check_instance
-from monarch_hpc.wire.serializer import reduce_in_messages, when_serialized
+from monarch_hpc.wire.serializer import when_serialized
 
 __all__ = ["AnswerTo", "Answered", "ResponsePort"]
 
@@ -54,7 +54,7 @@ class ResponsePort:
 
     def __init__(self, call: Answered, port: Any = None) -> None:
         self._call = call
-        self._forwarded: tuple[Any, Callable[[], None]] | None = None  # see `sent_response.forward`
+        self._forwarded: tuple[Any, Callable[[], None]] | None = None  # see `pass_on`
         self._passed_on = False
         self._port = port
         self._rank = -1 if port is None else context().message_rank.rank
@@ -97,21 +97,23 @@ class ResponsePort:
         # Whether such bytes are ever sent is unknown, and so would be whether the call still waits for this port.
         raise TypeError("a response port can be sent in a message, but not pickled: pass the port itself")
 
-    def reduce_in_message(self) -> tuple[object, ...]:
-        """Reduce it for a message. The call waits for the receiver's answer from then on, if the message is made."""
-        from monarch_hpc.actor.ports.sent_response import SentResponsePort, forward
+    def pass_on(self, forward: Callable[[Answered], tuple[Any, Callable[[], None]]]) -> tuple[Any, int]:
+        """Have the receiver of the message that is being made answer the call, which waits for that once it is made.
 
+        Args:
+            forward: opens a port that answers the call, and returns it with what closes it.
+
+        Returns:
+            The port for the answers, and the rank in them.
+        """
         when_serialized(self._pass_on)
         if self._port is not None:
-            return SentResponsePort, (self._port, self._rank)
+            return self._port, self._rank
         if self._forwarded is None:
             self._forwarded = forward(self._call)
-        return SentResponsePort, (self._forwarded[0], 0)
+        return self._forwarded[0], 0
 
     def _pass_on(self) -> None:
         self._passed_on = True
         if self._port is not None:
             self._call.succeed(None)
-
-
-reduce_in_messages(ResponsePort, ResponsePort.reduce_in_message)

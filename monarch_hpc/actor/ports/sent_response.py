@@ -7,7 +7,7 @@ from _thread import RLock
 from collections.abc import Callable
 from typing import Any
 
-from monarch_hpc.actor.cell.response_port import Answered
+from monarch_hpc.actor.cell.response_port import Answered, ResponsePort
 from monarch_hpc.actor.ports.inbox import PortInbox
 from monarch_hpc.actor.ports.port import Port
 from monarch_hpc.actor.ports.receipt import unpack_message
@@ -16,8 +16,9 @@ from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.wire.frames import Frame
+from monarch_hpc.wire.serializer import reduce_in_messages
 
-__all__ = ["SentResponsePort", "forward"]
+__all__ = ["SentResponsePort", "send_response_ports"]
 
 
 class SentResponsePort:
@@ -74,7 +75,7 @@ class _Forwarder:
 _forwarder = _Forwarder()
 
 
-def forward(call: Answered) -> tuple[Port[Any], Callable[[], None]]:
+def _forward(call: Answered) -> tuple[Port[Any], Callable[[], None]]:
     """Open a port of this process whose first message answers *call*; return it, and what closes it soon.
 
     The latter may be called under any lock.
@@ -90,3 +91,12 @@ def forward(call: Answered) -> tuple[Port[Any], Callable[[], None]]:
 
     inbox.queue(claim)
     return Port(runtime.own, number, 0), lambda: runtime.engine.call_soon(lambda: inbox.close("it was not sent"))
+
+
+def _reduce(port: ResponsePort) -> tuple[Any, ...]:
+    return SentResponsePort, port.pass_on(_forward)
+
+
+def send_response_ports() -> None:
+    """Let messages of this process carry response ports; those that arrive are `SentResponsePort`."""
+    reduce_in_messages(ResponsePort, _reduce)

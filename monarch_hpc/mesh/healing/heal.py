@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 from time import monotonic
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from monarch_hpc.core.arguments import check_seconds, check_texts, shown
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import MeshDied, ProcDied
-from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.door import block, current_door
 from monarch_hpc.mesh.healing.revivals import Healing
 from monarch_hpc.mesh.launch import Launch
-from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.supervision.shrink import places_left
 
 __all__ = ["Healed", "heal_mesh"]
 
-M = TypeVar("M", bound="ProcMesh | ActorMesh")  # type: ignore[type-arg]  # of any actor
+M = TypeVar("M", bound=MeshView)
 
 _POLICIES = ("respawn", "spares", "shrink")
 _LATER = {
@@ -78,13 +77,14 @@ def heal_mesh(
         ValueError: an unknown policy, one that does not exist yet, or none.
     """
     begun_s = monotonic()
-    if not isinstance(mesh, (ProcMesh, ActorMesh)):
+    healable = mesh._healable() if isinstance(mesh, MeshView) else None
+    if healable is None:
         raise TypeError(f"mesh is {shown(mesh)}: give a mesh of procs or of actors")
+    name, procs = healable
     steps = _check_policy(policy)
     timeout_s = None if timeout is None else check_seconds("timeout", timeout)
     door = current_door()
     region = mesh._region
-    procs = mesh._callee.procs if isinstance(mesh, ActorMesh) else mesh._procs
     if isinstance(procs, Launch):
         procs = procs.settle()
     refs = {rank: procs[rank] for rank in region.base_ranks()}
@@ -116,14 +116,13 @@ def heal_mesh(
             causes.update({**found, **{rank: died for rank, (_, died, _) in dead.items()}})
         elif dead and (kept := places_left(region.extent, dead)) is not None:
             smaller = region.pick(*kept)
-            left = cast(M, mesh._viewing(smaller))  # of the same class
+            left = mesh._viewing(smaller)
             stay = {region.rank_of(rank) for rank in smaller.base_ranks()}
             removed = tuple(rank for rank in range(len(region)) if rank not in stay)
             dead = {}
         if not dead:
             break
     if dead:
-        name = mesh.name if isinstance(mesh, ActorMesh) else mesh._shown
         failures = {
             rank: ProcDied(
                 f"proc {rank} of {name} on {host}",

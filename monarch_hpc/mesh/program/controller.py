@@ -20,6 +20,7 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.kept.takes import Takes
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.ports.sent_response import send_response_ports
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
@@ -169,6 +170,7 @@ class Controller(Runtime):
         self.recorder.open(identity.incarnation)
         outside(info)
         provide_instances(Instance)
+        send_response_ports()
         self._notebook = NotebookCells(engine, self._printer, self._flush_logs)
         self.door: LocalDoor = LocalDoor(self, self.tenancies, self.deaths)
 

@@ -63,6 +63,10 @@ class _Arrays:
         address = data.__array_interface__["data"]  # and whether it is read-only
         return type(data), address, data.shape, data.strides, dtype
 
+    def glance(self, data: _Array) -> object:
+        """See `ArrayLibrary.glance`; an array that has a weak reference keeps its memory, as NumPy resizes none."""
+        return data.shape, data.strides, data.dtype, data.flags.writeable
+
     def item_bytes(self, dtype: str) -> int:
         """See `ArrayLibrary.item_bytes`."""
         try:

@@ -1,7 +1,8 @@
 """Trees as they are found in the memory of their owner: their arrays, other values, and what others read them by.
 
 Looking at an array costs more than comparing it with one that was looked at. So the places of arrays that are lent
-already are found again, for as long as they are lent, and held.
+already are found again, for as long as they are lent, and held: at a glance where they are the same objects, else by a
+signature.
 """
 
 from __future__ import annotations
@@ -33,13 +34,18 @@ class SeenTree:
     Attributes:
         signature: equal for trees whose arrays have the same keys, and lie at the same places; None if unknown.
         skeleton: equal for trees of arrays alone with equal containers; None for any other tree.
+        flat: see `flatten`.
     """
 
     def __init__(self, tree: object) -> None:
         self._given = tree
         self.signature: tuple[Hashable, ...] | None = None
         self.skeleton: Hashable = None
-        flat = flatten(tree)
+        self.flat = flat = flatten(tree)
+        known = None if flat is None else _find_same(*flat)
+        if known is not None and known.signature is not None:
+            self.skeleton, self.signature = known.signature[0], known.signature
+            return
         parts = None if flat is None else [_signature_of(value) for value in flat[0]]
         if flat is None or parts is None or None in parts:
             places = [(key, library.signature(data), *rest) for key, (library, data, *rest) in self._found.items()]
@@ -127,6 +133,26 @@ class Lent(Scattered):
         self.packed = pack_places(self.entries, self.regions)
         self._structures: dict[Hashable, bytes] = {}
         self.signature: tuple[Hashable, ...] | None = None
+        self._same: list[tuple[weakref.ref[Any], ArrayLibrary]] = []
+        self._glances: list[object] = []
+
+    def note(self, arrays: list[Any]) -> None:
+        """Note the objects, as they are now, so that they are found again by them."""
+        libraries = [_library_of_type(type(one)) for one in arrays]  # type: ignore[arg-type]  # types are hashable
+        self._same = [
+            (weakref.ref(one), library) for one, library in zip(arrays, libraries, strict=True) if library is not None
+        ]
+        self._glances = [library.glance(one) for one, (_, library) in zip(arrays, self._same, strict=True)]
+        _same[_name_of(arrays)] = self
+
+    def is_of(self, arrays: list[Any], skeleton: Hashable) -> bool:
+        """Whether *arrays* are the objects that were noted, and as they were then."""
+        return (
+            self.signature is not None
+            and all(ref() is one for one, (ref, _) in zip(arrays, self._same, strict=True))
+            and self._glances == [library.glance(one) for one, (_, library) in zip(arrays, self._same, strict=True)]
+            and self.signature[0] == skeleton
+        )
 
     def structure_of(self, seen: SeenTree) -> bytes:
         """The structure of a tree of these arrays, which is not rendered again while they are lent."""
@@ -149,6 +175,8 @@ class Lent(Scattered):
             known.signature = signature
             if known.places and not known.others:
                 _lent[name] = known
+                if seen.flat is not None and seen.skeleton is not None:
+                    known.note(seen.flat[0])
         return known
 
     def register(self, *, writable: bool) -> tuple[RDMABuffer, ...]:
@@ -165,14 +193,28 @@ _lent: weakref.WeakValueDictionary[Hashable, Lent] = weakref.WeakValueDictionary
 are."""
 
 
+_same: weakref.WeakValueDictionary[Hashable, Lent] = weakref.WeakValueDictionary()
+"""Likewise, by the objects."""
+
+
+def _name_of(arrays: list[Any]) -> Hashable:
+    return len(arrays), id(arrays[0]), id(arrays[-1])
+
+
+def _find_same(arrays: list[Any], skeleton: Hashable) -> Lent | None:
+    """What is lent of a tree of the same objects."""
+    known = _same.get(_name_of(arrays)) if arrays else None
+    return known if known is not None and known.is_of(arrays, skeleton) else None
+
+
 def _signature_of(value: Any) -> Hashable:
     """The signature of an array or tensor; None for other values."""
-    library = _library_of(type(value))  # type: ignore[arg-type]  # types are hashable
+    library = _library_of_type(type(value))  # type: ignore[arg-type]  # types are hashable
     return None if library is None else library.signature(value)
 
 
 @functools.lru_cache
-def _library_of(kind: type) -> ArrayLibrary | None:
+def _library_of_type(kind: type) -> ArrayLibrary | None:
     """The library of arrays of exactly this type."""
     name = kind.__module__.partition(".")[0]
     return library_of(name) if name in ("numpy", "torch") and kind in library_of(name).types else None

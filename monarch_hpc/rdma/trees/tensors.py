@@ -62,6 +62,10 @@ class _Tensors:
         form = kind, data.dtype, data.device, data.requires_grad
         return form, data.data_ptr(), data.shape, data.stride(), data.untyped_storage().nbytes()
 
+    def glance(self, data: torch.Tensor) -> object:
+        """See `ArrayLibrary.glance`; a storage that is resized is another memory."""
+        return data.data_ptr(), data.shape, data.stride(), data.dtype, data.device, data.requires_grad
+
     def item_bytes(self, dtype: str) -> int:
         """See `ArrayLibrary.item_bytes`."""
         return _dtype(dtype).itemsize

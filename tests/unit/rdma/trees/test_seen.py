@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from monarch_hpc.rdma.trees.seen import SeenTree
+from monarch_hpc.rdma.trees.seen import Lent, SeenTree
 
 
 def test_a_state_dict_is_seen_again_without_being_taken_apart() -> None:
@@ -49,6 +49,40 @@ def test_what_differs_has_another_signature(change: Callable[[dict[str, Any]], A
     tree = {"rows": _rows, "weight": _weight}
     assert SeenTree(tree).signature == SeenTree(dict(tree)).signature
     assert SeenTree(change(tree)).signature != SeenTree(tree).signature
+
+
+def _freeze(tree: dict[str, Any]) -> None:
+    tree["rows"].flags.writeable = False
+
+
+def _move(tree: dict[str, Any]) -> None:
+    tree["weight"].data = torch.zeros(12)
+
+
+def _replace(tree: dict[str, Any]) -> None:
+    tree["bias"] = tree["bias"].copy()
+
+
+@pytest.mark.parametrize("change", [_freeze, _move, _replace])
+def test_objects_that_are_lent_are_known_at_a_glance_as_long_as_nothing_changes(
+    change: Callable[[dict[str, Any]], None],
+) -> None:
+    tree: dict[str, Any] = {
+        "rows": np.arange(40.0).reshape(4, 10).copy(),
+        "bias": np.ones(3),
+        "weight": torch.arange(12.0),
+    }
+    lent = Lent.of(SeenTree(tree))
+    again = SeenTree(dict(tree))
+    assert again.signature is lent.signature and again.skeleton is not None
+    assert Lent.of(again) is lent
+    assert SeenTree({f"other {key}": value for key, value in tree.items()}).signature != lent.signature
+    with pytest.raises(ValueError, match="cannot resize an array"):
+        tree["rows"].resize((4000, 10), refcheck=False)  # it would leave its memory to others
+    change(tree)
+    changed = SeenTree(tree)
+    assert changed.signature != lent.signature
+    assert Lent.of(changed) is not lent
 
 
 def test_references_are_values_and_a_tree_of_them_is_empty() -> None:
