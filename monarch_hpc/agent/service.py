@@ -124,7 +124,9 @@ class Service:
         )
         self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, proc_settings.lease, self._on_liveness)
         self._casts = CastChannels(
-            engine, self._node, self._heartbeat, args.rank, args.num_hosts, config, self._agent.rows
+            *(engine, self._node, self._heartbeat, args.rank, args.num_hosts, config),
+            own=self._agent.rows,
+            merge=self._agent.merge,
         )
         self.termination = Termination(engine, args, config, segments, lambda: self._head_link, self.end)
         self._links: dict[FrameChannel, ChannelLink] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import partial
 
-from monarch_hpc.agent.casts.host_questions import HostQuestions
+from monarch_hpc.agent.casts.host_questions import HostQuestions, Merge
 from monarch_hpc.agent.casts.router import Router
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.dataclass import dataclass
@@ -60,6 +60,7 @@ class CastChannels:
         heartbeat: sends heartbeats on the channels between agents.
         rank: rank of this host.
         own: reads this host's rows for questions.
+        merge: see `HostQuestions`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class CastChannels:
         num_hosts: int,
         config: Config,
         own: Callable[[Ask, int, Callable[[Portion | None], None]], None],
+        merge: Merge,
     ) -> None:
         limits = config.transport
         self._engine = engine
@@ -90,7 +92,7 @@ class CastChannels:
             rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
         )
         self._questions = HostQuestions(
-            rank, num_hosts, limits.cast_fanout, usable, self, own, config.telemetry.max_answer_bytes
+            rank, num_hosts, limits.cast_fanout, usable, self, own, merge, config.telemetry.max_answer_bytes
         )
 
     # ---- state of hosts and procs ----

@@ -17,8 +17,12 @@ from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskHosts, Portion, Rows
 from monarch_hpc.wire.control.refusal import refuse
+from monarch_hpc.wire.tables.answer import Answer
+from monarch_hpc.wire.tables.pieces import parse_part
 
-__all__ = ["HostQuestions", "QuestionCarrier"]
+__all__ = ["HostQuestions", "Merge", "QuestionCarrier"]
+
+Merge = Callable[[AskHosts, Sequence[Portion], int, Callable[[Portion | None], None]], None]
 
 _ROOT = 0
 """The host where questions enter the tree: that of the head."""
@@ -45,6 +49,7 @@ class HostQuestions:
         usable: whether the agent of a host can be reached, as far as is known.
         own: reads this host's rows, up to a number of bytes of rows of the past, and passes them on, at once or later;
             None if they cannot be read.
+        merge: combines the parts of an answer to a question in SQL, up to a number of bytes; None if it cannot.
         max_answer_bytes: config key `telemetry.max_answer_bytes`.
     """
 
@@ -56,6 +61,7 @@ class HostQuestions:
         usable: Callable[[int], bool],
         carrier: QuestionCarrier,
         own: Callable[[AskHosts, int, Callable[[Portion | None], None]], None],
+        merge: Merge,
         max_answer_bytes: int,
     ) -> None:
         self._rank = rank
@@ -64,6 +70,8 @@ class HostQuestions:
         self._routes = TreeRoutes(num_hosts, usable)
         self._carrier = carrier
         self._own = own
+        self._merge = merge
+        self._max_bytes = max_answer_bytes
         self._max_own_bytes = max_answer_bytes // num_hosts
         self._open: OpenQuestions[int] = OpenQuestions(carrier.later, max_answer_bytes)
         self._names: dict[int, str] = {}
@@ -100,12 +108,25 @@ class HostQuestions:
             [],
             missing,
             asked,
-            lambda answer: reply(answer.rows(question.ticket)),
+            lambda answer: self._reply(question, answer, reply),
         )
         for rank, part in routes.items():
             self._carrier.ask_host(rank, replace(part, ticket=ticket))
         if self._rank in asked:
             self._own(question, self._max_own_bytes, partial(self._take_own, ticket))
+
+    def _reply(self, question: AskHosts, answer: Answer, reply: Callable[[Message], None]) -> None:
+        parts = [portion for portion in answer.portions if question.pieces and parse_part(portion.rows).results]
+        if len(parts) < 2:
+            reply(answer.rows(question.ticket))
+            return
+
+        def merged(portion: Portion | None) -> None:
+            if portion is not None:
+                answer.portions = [portion, *(one for one in answer.portions if one not in parts)]
+            reply(answer.rows(question.ticket))
+
+        self._merge(question, parts, self._max_bytes, merged)
 
     def _take_own(self, ticket: int, portion: Portion | None) -> None:
         if portion is None:
