@@ -101,7 +101,7 @@ class Helper:
                 if self._keeper is not None:
                     self._keeper.end(place, message.cause, failed=message.failed)
                 self.engine.tell(message)
-                self._bury(place, message)
+                self._end_proc(place, message)
             case ClockIs():
                 self._correction = Correction(message.offset_ns, message.error_us)
             case AskHelper():
@@ -183,7 +183,7 @@ class Helper:
         if self._keeper is not None:
             self._keeper.add(place, fd)
 
-    def _bury(self, place: ProcPlace, over: ProcOver) -> None:
+    def _end_proc(self, place: ProcPlace, over: ProcOver) -> None:
         """Keep the records of a proc that has died, as long as its agent does."""
         most = 0 if self._begin is None else self._begin.keep_dead
         fd = self._procs.pop(place, -1)

@@ -65,7 +65,7 @@ class Host:
 
     def ask(self, sql: str, table: str, timeout_s: float = _PATIENCE_S) -> Rows:
         question = self.begin(sql, table, timeout_s)
-        wait_until("an answer", lambda: self.engine.work() or bool(question), timeout_s=timeout_s + _PATIENCE_S)
+        wait_until("an answer", lambda: self.has(question), timeout_s=timeout_s + _PATIENCE_S)
         return question[0]
 
     def begin(self, sql: str, table: str, timeout_s: float = _PATIENCE_S) -> list[Rows]:
@@ -86,6 +86,11 @@ class Host:
         answers: list[Rows] = []
         self.engine.ask(asked, timeout_s, answers.append)
         return answers
+
+    def has(self, answers: list[Rows]) -> bool:
+        """Whether a question is answered, after the engine's work."""
+        self.engine.work()
+        return bool(answers)
 
     @property
     def pid(self) -> int:
@@ -145,7 +150,7 @@ def test_an_engine_that_dies_or_hangs_loses_its_question_and_no_other(host: Host
     assert monotonic() - started_s < _PATIENCE_S
     first, second = host.begin(count, "handled"), host.begin(count, "handled")
     os.kill(host.pid, signal.SIGKILL)
-    wait_until("answers", lambda: host.engine.work() or bool(first and second), timeout_s=_PATIENCE_S)
+    wait_until("answers", lambda: host.has(first) and host.has(second), timeout_s=_PATIENCE_S)
     assert first == [Rows(9, [], [], [])]
     assert rows_of(second[0]) == [{"num": 22}]
     assert host.ask("SELECT nonsense FROM handled", "handled") == Rows(9, [], [], [])

@@ -31,10 +31,10 @@ class Host:
         self.rank = rank
         self.usable = set(range(num_hosts))
         usable = self.usable.__contains__
-        self.questions = HostQuestions(rank, num_hosts, fanout, usable, self, self.own, self.merge, max_bytes)
+        self.questions = HostQuestions(rank, num_hosts, fanout, usable, self, self, max_bytes)
         self.questions.on_roster([entry(other) for other in range(num_hosts) if other in self.usable])
 
-    def own(self, question: AskHosts, max_bytes: int, take: Callable[[Portion | None], None]) -> None:
+    def rows(self, question: AskHosts, max_bytes: int, take: Callable[[Portion | None], None]) -> None:
         rows = self._tree.part_of(self.rank) if question.pieces else f"[[{self.rank}]]"
         portion = None if self.rank in self._tree.unreadable else Portion(f"host n{self.rank}", rows)
         if self.rank in self._tree.slow:
