@@ -26,7 +26,7 @@ INNER = {
         {"job_end", "program_client"},
         {"sql"},
         {"overview"},
-        {"attach", "embedded", "heir_search", "workers"},
+        {"attach", "embedded", "heir_search", "log_rows", "workers"},
         {"local_agents", "program_order", "slurm_relay"},
         {"dial_back"},
     ),

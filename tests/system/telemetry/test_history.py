@@ -19,12 +19,9 @@ from monarch_hpc.cli.main import main
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.errors import QueryError
-from monarch_hpc.core.machine.procfs import each_pid, read_environ, read_resident_bytes
 from monarch_hpc.testing import wait_until
-from monarch_hpc.wire.start import COOKIE, HOST_COOKIE
 from monarch_hpc.wire.tables.clocks import CLOCKS, HostClock
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, RECORDERS, SPANS
-from monarch_hpc.wire.tables.procs import PROCS
 from monarch_hpc.wire.tables.schema import Table
 from tests.system.support.controlling import controlled, settle
 
@@ -142,49 +139,3 @@ def test_questions_in_sql(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -
     assert "only questions (SELECT) are answered" in capsys.readouterr().err
     assert main(["query", "--list"]) == 0
     assert "metrics" in capsys.readouterr().out
-
-
-def pid_of(module: bytes, host: str) -> int:
-    """The process of a host that runs a module."""
-    answer = query_rows(Path(os.environ[DIRECTORY_VARIABLE]), PROCS, _PATIENCE_S)
-    assert answer is not None
-    own = {name for row in answer.rows if row.mesh >= 0 for name in (read_environ(row.pid) or b"").split(b"\0")}
-    marks = {name for name in own if name.startswith(f"{COOKIE}=".encode())} | {f"{HOST_COOKIE}={host}".encode()}
-    (found,) = (
-        pid
-        for pid in each_pid()
-        if marks.issubset((read_environ(pid) or b"").split(b"\0"))
-        and module in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    )
-    return found
-
-
-def test_hosts_answer_their_part_and_a_frozen_one_is_named(procs: ProcMesh) -> None:
-    pytest.importorskip("datafusion")
-    pytest.importorskip("sqlglot")
-    trainers: ActorMesh[Trainer] = procs.spawn("split", Trainer)
-    for number in range(3):
-        trainers.step.call(number).get(_PATIENCE_S)
-    grouped = "SELECT host, count(*) AS num, max(value) AS most FROM metrics WHERE actor = 'split' GROUP BY host"
-    hosts = sorted(row.host for row in rows(METRICS, actor="split"))
-    expected = [(host, 3, 1.0) for host in sorted({*hosts})]
-    for sql in (grouped, f"{grouped} ORDER BY host", grouped.replace("count(*)", "count(DISTINCT step)")):
-        answer = telemetry.query(sql, timeout_s=_PATIENCE_S)
-        assert (sorted(answer.rows), answer.missing_hosts, answer.cut, answer.dropped) == (expected, [], [], 0)
-    joined = "SELECT count(*) FROM metrics a JOIN metrics b USING (step) WHERE a.actor = 'split' AND b.actor = 'split'"
-    assert telemetry.query(joined, timeout_s=_PATIENCE_S).rows == [(12,)]
-    frozen = pid_of(b"monarch_hpc.telemetry.scribe", "1")
-    os.kill(frozen, signal.SIGSTOP)
-    try:
-        answer = telemetry.query(grouped, timeout_s=5.0)
-        assert (answer.rows, len(answer.missing_hosts)) == (expected[:1], 1)
-    finally:
-        os.kill(frozen, signal.SIGCONT)
-    engine = pid_of(b"monarch_hpc.telemetry.sql.leaf", "1")
-    os.kill(engine, signal.SIGKILL)
-    wait_until("the engine's end", lambda: read_environ(engine), accept=lambda found: not found, timeout_s=_PATIENCE_S)
-    assert sorted(telemetry.query(grouped, timeout_s=_PATIENCE_S).rows) == expected
-    for module in (b"monarch_hpc.telemetry.scribe", b"monarch_hpc.telemetry.sql.leaf"):
-        num_bytes = read_resident_bytes(pid_of(module, "1"))
-        print(module.decode(), num_bytes >> 20, "MiB")
-        assert num_bytes < 250 << 20
