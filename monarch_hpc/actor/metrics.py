@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from _thread import RLock
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, SupportsFloat
 
 from monarch_hpc.actor.context import context
+from monarch_hpc.actor.device_values import DeviceValues
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.arguments import check_text, shown
 from monarch_hpc.telemetry.layout import NO_STEP
@@ -35,8 +37,8 @@ def log_metric(name: str, value: SupportsFloat, /, *, step: int | None = None, *
     Each process keeps its latest ones, see docs/telemetry.md.
 
     Args:
-        value: anything that `float` takes but text. A tensor must be on the CPU: log ``tensor.item()``, which waits for
-            the device, where that is due anyway.
+        value: anything that `float` takes but text. A tensor on a device is copied beside its work, and recorded by the
+            first later call that finds the copy there: nothing waits for the device.
         step: number of the step that it belongs to.
         tags: texts and numbers that are recorded with it.
 
@@ -46,13 +48,33 @@ def log_metric(name: str, value: SupportsFloat, /, *, step: int | None = None, *
     """
     recorder = own_recorder()
     names = recorder.names
-    recorder.rings.metric(
+    if _on_devices.pending:
+        _on_devices.write_ready()
+    labels = (
         context().mark,
         names.metric(name if type(name) is str and name else check_text("the name of a metric", name, filled=True)),
         names.tags(check_tags(name, tags)) if tags else 0,
         NO_STEP if step is None else _check_step(name, step),
-        value if type(value) is float else _check_value(name, value),
     )
+    if type(value) is not float and getattr(value, "is_cpu", True) is False:
+        _add_on_device(name, value, partial(recorder.rings.metric, *labels))
+        return
+    recorder.rings.metric(*labels, value if type(value) is float else _check_value(name, value))
+
+
+_on_devices = DeviceValues()
+
+
+def _add_on_device(name: str, value: object, write: Callable[[float], None]) -> None:
+    try:
+        _on_devices.add(value, write)
+    except (TypeError, AttributeError) as error:
+        where = getattr(value, "device", "another device")
+        raise TypeError(
+            f"metric {name!r}: its value is on {where}, and cannot be read when it is ready: {error}; log value.item(), "
+            "which waits for the device"
+        ) from error
+    _on_devices.write_ready()
 
 
 def _check_value(name: str, value: object) -> float:
@@ -60,7 +82,7 @@ def _check_value(name: str, value: object) -> float:
         raise TypeError(f"metric {name!r}: its value must be a number, not {shown(value)}")
     if getattr(value, "is_cpu", True) is False:
         where = getattr(value, "device", "another device")
-        raise TypeError(f"metric {name!r}: its value is on {where}; log value.item(), which waits for the device")
+        raise TypeError(f"metric {name!r}: its value is on {where}; record value.item(), which waits for the device")
     try:
         return float(value)  # type: ignore[arg-type]  # anything with __float__
     except (TypeError, ValueError, RuntimeError) as error:

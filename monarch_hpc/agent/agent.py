@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from monarch_hpc.agent.children.reaper import Reaper
@@ -33,7 +33,7 @@ from monarch_hpc.wire.control.kept import KeepProcs, ProcsKept
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, SetLogs
 from monarch_hpc.wire.control.procs import ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
-from monarch_hpc.wire.control.questions import Ask, Portion
+from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion
 from monarch_hpc.wire.control.runs import CloseRun, Recording, RunClosed
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.start import MESH_COOKIE
@@ -185,13 +185,19 @@ class Agent:
             elif question.table == PROFILES.name:
                 where = question.where
                 self._procs.profiles(question, lambda rows: reply(Portion(source, PROFILES.render(rows, where))))
-            elif question.table in SAMPLES or question.table == KEEPING.name:
+            elif question.pieces or question.table in SAMPLES or question.table == KEEPING.name:
                 self._scribe.ask(question, max_bytes, reply)
             else:
                 reply(answer(question, source, self._procs.sources, max_bytes))
         except Exception:  # noqa: BLE001 a callback's edge: the hosts behind this one are to be asked all the same
             _log.exception("rows of %s could not be read", question.table)
             reply(None)
+
+    def merge(
+        self, question: AskHosts, portions: Sequence[Portion], max_bytes: int, reply: Callable[[Portion | None], None]
+    ) -> None:
+        """Combine the parts of an answer to a question in SQL; None if they stay as they are."""
+        self._scribe.merge(question, portions, max_bytes, reply)
 
     def leave(self, grace_s: float, done: Callable[[int], None], why: Death | None = None) -> None:
         """End all procs and zygotes and everything they started; call *done* with the number of processes left.

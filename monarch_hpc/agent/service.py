@@ -123,9 +123,7 @@ class Service:
             engine, proc_settings, self._zygotes, mpi_steps, self._reaper, self._programs, outlet, self._send_up
         )
         self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, proc_settings.lease, self._on_liveness)
-        self._casts = CastChannels(
-            engine, self._node, self._heartbeat, args.rank, args.num_hosts, config, self._agent.rows
-        )
+        self._casts = CastChannels(engine, self._node, self._heartbeat, args.rank, args.num_hosts, config, self._agent)
         self.termination = Termination(engine, args, config, segments, lambda: self._head_link, self.end)
         self._links: dict[FrameChannel, ChannelLink] = {}
         self._head_link: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known

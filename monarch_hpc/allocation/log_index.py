@@ -10,7 +10,7 @@ import os
 import struct
 from pathlib import Path
 
-__all__ = ["append_entry", "index_of", "offset_since"]
+__all__ = ["append_entry", "index_of", "offset_since", "read_index"]
 
 _ENTRY = struct.Struct("<QQ")
 _SUFFIX = ".index"
@@ -36,6 +36,17 @@ def append_entry(path: Path, time_s: float, offset: int) -> None:
         os.write(descriptor, _ENTRY.pack(max(int(time_s * 1e6), 0), offset))
     finally:
         os.close(descriptor)
+
+
+def read_index(path: Path) -> list[tuple[float, int]]:
+    """Return the entries of the index of a log file: Unix time, and offset; none without an index."""
+    try:
+        with open(index_of(path), "rb") as file:
+            entries = file.read()
+    except FileNotFoundError:
+        return []
+    whole = entries[: len(entries) // _ENTRY.size * _ENTRY.size]
+    return [(time_us / 1e6, offset) for time_us, offset in _ENTRY.iter_unpack(whole)]
 
 
 def offset_since(path: Path, since_s: float) -> int | None:

@@ -243,10 +243,15 @@ def query_rows(
 
 
 def query_portions(
-    directory: Path, table: str, timeout_s: float, where: Mapping[str, object] | None = None
+    directory: Path, table: str, timeout_s: float, where: Mapping[str, object] | None = None, pieces: str = ""
 ) -> Rows | None:
-    """Return the answer for `query_rows` as it came, with rows as text; None if the head cannot be reached in time."""
-    answer, _, _ = ask(directory, Ask(0, table, dict(where or {}), timeout_s), Rows, timeout_s + _DIAL_S)
+    """Return the answer for `query_rows` as it came, with rows as text; None if the head cannot be reached in time.
+
+    Args:
+        pieces: a question in SQL that hosts answer, see `wire.tables.pieces`.
+    """
+    question = Ask(0, table, dict(where or {}), timeout_s, pieces=pieces)
+    answer, _, _ = ask(directory, question, Rows, timeout_s + _DIAL_S)
     return answer if isinstance(answer, Rows) else None
 
 

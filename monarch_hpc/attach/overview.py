@@ -8,17 +8,27 @@ from pathlib import Path
 
 from monarch_hpc.allocation.changes import read_changes
 from monarch_hpc.allocation.settings import name_of
-from monarch_hpc.attach.attach import HeadStatus, query_status
+from monarch_hpc.attach.attach import HeadStatus, query_rows, query_status
+from monarch_hpc.attach.log_rows import read_log_rows
 from monarch_hpc.config.load import load
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import SlurmError
+from monarch_hpc.telemetry.views.members import actors_of, endpoints_of, failures_of, meshes_of, waits_of
+from monarch_hpc.wire.tables.calls import CALLS, ProcCalls
 from monarch_hpc.wire.tables.overview import (
+    ACTORS,
     CHANNELS,
+    ENDPOINTS,
+    FAILURES,
     HOSTS,
+    LOGS,
+    MESHES,
+    OF_PROCESSES,
     OVERVIEW,
     RUNS,
     SLURM,
     STATE_CHANGES,
+    WAITS,
     ChangeRow,
     ChannelRow,
     HostRow,
@@ -42,7 +52,7 @@ def read_overview(directory: Path, names: Collection[str], timeout_s: float, *, 
 
     Args:
         timeout_s: limit on the time of the head, and of each of Slurm's commands.
-        live: whether the allocation lives; of one that has ended, the changes are left.
+        live: whether the allocation lives; of one that has ended, the changes, failures and output are left.
     """
     wanted = [name for name in OVERVIEW if name in names]
     missing: list[str] = []
@@ -57,7 +67,18 @@ def read_overview(directory: Path, names: Collection[str], timeout_s: float, *, 
             nodes = _read_slurm(directory, timeout_s)
         except SlurmError as error:
             missing.append(f"Slurm ({error})")
+    processes: list[ProcCalls] = []
+    if live and OF_PROCESSES.intersection(wanted):
+        answer = query_rows(directory, CALLS, timeout_s)
+        missing += [f"the head of {directory.name}"] if answer is None else [*answer.missing, *answer.left_out]
+        processes = [] if answer is None else answer.rows
     read: dict[str, Callable[[], list[object]]] = {
+        ACTORS.name: lambda: [*actors_of(processes)],
+        MESHES.name: lambda: [*meshes_of(processes)],
+        ENDPOINTS.name: lambda: [*endpoints_of(processes)],
+        WAITS.name: lambda: [*waits_of(processes)],
+        FAILURES.name: lambda: [*failures_of(processes, _changes(directory), time.time())],
+        LOGS.name: lambda: [*read_log_rows(directory)],
         HOSTS.name: lambda: [] if status is None else [*_hosts(status)],
         RUNS.name: lambda: [] if status is None else [*_runs(status)],
         CHANNELS.name: lambda: [] if status is None else [*_channels(status)],

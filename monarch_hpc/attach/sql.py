@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from monarch_hpc.allocation.settings import name_of
-from monarch_hpc.attach.attach import query_portions
+from monarch_hpc.attach.attach import query_portions, query_status
 from monarch_hpc.attach.overview import read_overview
-from monarch_hpc.attach.sql_engine import ERROR, SQL_TABLES, UNREADABLE, write_message
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.text.html import SHOWN_ROWS, html_table
 from monarch_hpc.telemetry.kept.parts import KEPT
+from monarch_hpc.telemetry.sql.engine import ERROR, UNREADABLE, EngineRows, write_message
+from monarch_hpc.wire.control.questions import Rows
 from monarch_hpc.wire.tables.overview import OVERVIEW
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, HostQuestion, Piece, parse_part
 
 __all__ = ["Collected", "QueryResult", "SqlEngine", "collect", "having_kept", "open_engine", "query_allocations"]
 
@@ -31,21 +35,29 @@ _START_S = 60.0
 """Time that an engine may take to start: half a second on an idle machine, and long where it is loaded from afar."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Collected:
-    """The rows of the tables that a question is about.
+    """The rows that a question is about, and the results of hosts for it.
 
     Attributes:
         rows: by table, as lists of the values of its columns.
+        parts: results of hosts, see `telemetry.sql.results`.
+        pulled: whether these are what was pulled of the tables, although the question can be split.
+        known: for each allocation's directory, the hosts that have answered with their kept rows: names by rank.
         missing: processes that did not answer in time, in words.
         left_out: processes whose rows did not fit into the answer.
-        cut: processes of whose records only the latest are there, because more did not fit.
+        cut: processes of whose records only some are there, because more did not fit: the latest, if they have a time.
+        dropped: records that were overwritten in the memory of processes, and are not in files.
     """
 
-    rows: Mapping[str, list[object]]
-    missing: list[str]
-    left_out: list[str]
-    cut: list[str]
+    rows: dict[str, list[object]] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+    pulled: bool = False
+    known: dict[str, dict[str, str]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    dropped: int = 0
 
 
 class QueryResult:
@@ -57,7 +69,8 @@ class QueryResult:
 
     Attributes:
         missing_hosts: hosts and programs whose rows are not there, in words: without them the answer is incomplete.
-        cut: hosts and programs of whose records only the latest are there.
+        cut: hosts and programs of whose records only some are there.
+        dropped: number of records that were overwritten in the memory of processes, and are not in files.
         unreadable: files of kept records that cannot be read.
     """
 
@@ -66,6 +79,7 @@ class QueryResult:
         self.unreadable: list[str] = json.loads((table.schema.metadata or {}).get(UNREADABLE, b"[]"))
         self.missing_hosts = [*collected.missing, *collected.left_out]
         self.cut = collected.cut
+        self.dropped = collected.dropped
 
     @property
     def columns(self) -> list[str]:
@@ -118,8 +132,8 @@ def query_allocations(
             is not installed.
     """
     with open_engine(sql) as engine:
-        collected = collect(directories, engine.tables, timeout_s, since_s)
-        return QueryResult(engine.run(collected.rows, timeout_s, having_kept(directories), since_s), collected)
+        collected = collect(directories, engine, timeout_s, since_s)
+        return QueryResult(engine.run(collected, timeout_s, having_kept(directories), since_s), collected)
 
 
 def having_kept(directories: Iterable[Path]) -> list[Path]:
@@ -129,39 +143,88 @@ def having_kept(directories: Iterable[Path]) -> list[Path]:
 
 def collect(
     directories: Iterable[Path],
-    names: Sequence[str],
+    engine: SqlEngine,
     timeout_s: float,
     since_s: float | None = None,
     ended: Iterable[Path] = (),
 ) -> Collected:
-    """Ask all processes of allocations for their rows of some tables.
+    """Have all hosts of allocations answer their part of a question, and ask for the rows that they do not have.
 
     Args:
+        engine: one that has taken the question.
         ended: directories of allocations that have ended, of which the changes are left.
     """
-    rows: dict[str, list[object]] = {name: [] for name in names}
-    found = Collected(rows, [], [], [])
     directories, gone = [*directories], [*ended]
-    for directory in [*directories, *gone]:
-        overview = read_overview(directory, names, timeout_s, live=directory not in gone)
-        for name, text in overview.rows.items():
-            rows[name] += json.loads(text)
-        found.missing.extend(overview.missing)
-    for directory in directories:
-        for name in names:
-            if name in OVERVIEW:
-                continue
-            where = {"t": [">=", time.time() - since_s]} if since_s is not None and SQL_TABLES[name].history else {}
-            answer = query_portions(directory, name, timeout_s, where)
-            if answer is None:
-                found.missing.append(f"the head of {name_of(directory)}")
-                break
-            for portion in answer.portions:
-                rows[name] += json.loads(portion.rows)
-            cut = [portion.source for portion in answer.portions if portion.cut]
-            for into, some in ((found.missing, answer.missing), (found.left_out, answer.left_out), (found.cut, cut)):
-                into += [one for one in some if one not in into]
+    for pulled in (False, True):
+        found = Collected(pulled=pulled)
+        rule, pieces = engine.pieces(pulled=pulled)
+        on_hosts = {piece.table for piece in pieces}
+        names = [name for name in engine.tables if name not in on_hosts]
+        found.rows.update({name: [] for name in engine.tables})
+        for directory in [*directories, *gone]:
+            overview = read_overview(directory, names, timeout_s, live=directory not in gone)
+            for name, text in overview.rows.items():
+                found.rows[name] += json.loads(text)
+            found.missing.extend(overview.missing)
+        least_s = 0.0 if since_s is None else time.time() - since_s
+        is_whole = True
+        for directory in directories:
+            is_whole &= not pieces or _ask_hosts(directory, pieces, timeout_s, least_s, found, rule)
+            for name in (name for name in names if name not in OVERVIEW):
+                where = {"t": [">=", least_s]} if least_s and SQL_TABLES[name].history else {}
+                answer = query_portions(directory, name, timeout_s, where)
+                if answer is None:
+                    _add(found.missing, [f"the head of {name_of(directory)}"])
+                    break
+                for portion in answer.portions:
+                    found.rows[name] += json.loads(portion.rows)
+                _note(found, answer)
+        if is_whole:
+            break
     return found
+
+
+def _ask_hosts(
+    directory: Path, pieces: Sequence[Piece], timeout_s: float, least_s: float, found: Collected, rule: str
+) -> bool:
+    """Ask the hosts of an allocation; False if groups that are taken for those of one host are on several."""
+    asked = HostQuestion(list(pieces), least_s).render()
+    answer = query_portions(directory, pieces[0].table, timeout_s, {}, asked)
+    if answer is None:
+        _add(found.missing, [f"the head of {name_of(directory)}"])
+        return True
+    ranks: set[int] = set()
+    hosts: set[object] = set()
+    for portion in answer.portions:
+        part = parse_part(portion.rows)
+        if part.results:
+            found.parts.append(part.results)
+        for name, text in part.rows.items():
+            rows = json.loads(text)
+            found.rows[name] += rows
+            place = [column.name for column in SQL_TABLES[name].columns].index("host")
+            hosts.update(row[place] for row in rows)
+        for first, last in part.ranks:
+            ranks.update(range(first, last))
+        _add(found.cut, part.cut)
+        found.dropped += part.dropped
+    _note(found, answer)
+    if not (hosts and rule == "home") and not (directory / KEPT).is_dir():
+        return True
+    status = query_status(directory, timeout_s)
+    names = {} if status is None else {int(str(one["rank"])): str(one["name"]) for one in status["hosts"]}
+    known = found.known[str(directory)] = {str(rank): names.get(rank, "") for rank in sorted(ranks)}
+    return not (rule == "home" and hosts.intersection(known.values()))
+
+
+def _note(found: Collected, answer: Rows) -> None:
+    cut = [portion.source for portion in answer.portions if portion.cut and not portion.rows.startswith("{")]
+    for into, some in ((found.missing, answer.missing), (found.left_out, answer.left_out), (found.cut, cut)):
+        _add(into, some)
+
+
+def _add(into: list[str], some: Iterable[str]) -> None:
+    into += [one for one in some if one not in into]
 
 
 class SqlEngine:
@@ -182,18 +245,20 @@ class SqlEngine:
         taken = json.loads(self._read(_START_S, "was not taken"))
         self.tables: list[str] = taken["tables"]
         self.plan: str = taken["plan"]
+        self._plans = {pulled: taken["pulled" if pulled else "split"] for pulled in (False, True)}
+
+    def pieces(self, *, pulled: bool = False) -> tuple[str, list[Piece]]:
+        """The rule by which the question is split, and what each host answers; or *pulled*, what it sends otherwise."""
+        plan = self._plans[pulled]
+        return plan["rule"], [Piece(**piece) for piece in plan["pieces"]]
 
     def run(
-        self,
-        rows: Mapping[str, list[object]],
-        timeout_s: float,
-        kept: Iterable[Path] = (),
-        since_s: float | None = None,
+        self, collected: Collected, timeout_s: float, kept: Iterable[Path] = (), since_s: float | None = None
     ) -> Any:
         """Return the answer as a `pyarrow.Table`.
 
         Args:
-            rows: by table; others are empty.
+            collected: the rows and results of hosts.
             kept: directories of allocations whose kept rows are joined to them.
             since_s: only kept rows of the last so many seconds are of interest.
 
@@ -203,9 +268,10 @@ class SqlEngine:
         import pyarrow
 
         with contextlib.suppress(BrokenPipeError):
-            least_s = None if since_s is None else time.time() - since_s
-            tables = {"rows": rows, "kept": [str(directory) for directory in kept], "since_s": least_s}
-            write_message(self._input, json.dumps(tables).encode())
+            least_s = 0.0 if since_s is None else time.time() - since_s
+            directories = [str(directory) for directory in kept]
+            rows = EngineRows(collected.rows, collected.parts, collected.pulled, directories, collected.known, least_s)
+            write_message(self._input, json.dumps(dataclasses.asdict(rows)).encode())
         return pyarrow.ipc.open_stream(self._read(timeout_s, "is not answered")[1:]).read_all()
 
     def _read(self, timeout_s: float, late: str) -> bytes:
@@ -232,7 +298,7 @@ def open_engine(sql: str) -> Iterator[SqlEngine]:
         QueryError: as for `query_allocations`.
     """
     process = launch(
-        [sys.executable, "-P", "-m", "monarch_hpc.attach.sql_engine"],
+        [sys.executable, "-P", "-m", "monarch_hpc.telemetry.sql.engine"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

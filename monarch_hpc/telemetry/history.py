@@ -39,7 +39,7 @@ from monarch_hpc.wire.tables.history import (
 from monarch_hpc.wire.tables.procs import RunProcess
 from monarch_hpc.wire.tables.schema import MAX_ROWS
 
-__all__ = ["HISTORY", "ReadHistory", "latest_first", "read_recorder"]
+__all__ = ["HISTORY", "ReadHistory", "latest_first", "read_open", "read_recorder"]
 
 MAX_RECORDS = MAX_ROWS
 """Upper bound on the records of one table that are looked at in each process, the latest ones."""
@@ -221,6 +221,38 @@ HISTORY: Mapping[str, ReadHistory] = {
     TRANSFERS.name: _reader(layout.TRANSFERS, RecordKind.MOVED, _transfer),
 }
 """Tables of records, and the function that reads each from the memory of a process."""
+
+
+def read_open(table: str, memory: Memory, process: RunProcess, correction: Correction) -> Iterator[HistoryRow]:
+    """Yield the rows of calls and spans that have not ended, of one of the tables of `HISTORY`."""
+    if read_header(memory)[0] or table not in (HANDLED.name, SENDS.name, SPANS.name):
+        return
+    source = _source(memory, process, correction)
+    if table == HANDLED.name:
+        for record in read_table(memory, layout.RUNNING_AT, layout.NUM_RUNNING):
+            if record.kind == RecordKind.HANDLED and record.dur == OPEN:
+                yield _handled(source, record)
+    elif table == SPANS.name:
+        for record in _open_places(memory, layout.SPANS):
+            yield _span(source, record)
+    else:
+        records = {record.msg: record for record in _open_places(memory, _SENT)}
+        old = read_table(memory, layout.OLD_AT, layout.NUM_OLD)
+        records |= {record.msg: record for record in old if record.dur == OPEN}
+        found = [record for number, record in sorted(records.items()) if record.kind == RecordKind.SENT]
+        awaited = _awaited(read_waits(memory), found)
+        for record in found:
+            yield _send(source, record, awaited)
+
+
+def _open_places(memory: Memory, ring: layout.Ring) -> Iterator[DecodedRecord]:
+    """Yield the records of a ring that have not ended, which are few."""
+    words = memoryview(memory(ring.at, ring.num * layout.RECORD_BYTES)).cast("q")
+    durations = words[5::8].tolist()
+    place = -1
+    for _ in range(durations.count(OPEN)):
+        place = durations.index(OPEN, place + 1)
+        yield from (one for one in read_places(memory, ring, place, place + 1) if one.dur == OPEN)
 
 
 def latest_first(parts: Iterable[Iterable[HistoryRow]]) -> Iterator[HistoryRow]:

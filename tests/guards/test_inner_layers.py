@@ -27,7 +27,7 @@ INNER = {
         {"job_end", "program_client"},
         {"sql"},
         {"overview"},
-        {"attach", "embedded", "heir_search", "sql_engine", "workers"},
+        {"attach", "embedded", "heir_search", "log_rows", "workers"},
         {"local_agents", "program_order", "slurm_relay"},
         {"dial_back"},
     ),

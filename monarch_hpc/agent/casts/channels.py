@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import partial
 
-from monarch_hpc.agent.casts.host_questions import HostQuestions
+from monarch_hpc.agent.casts.host_questions import HostAnswers, HostQuestions
 from monarch_hpc.agent.casts.router import Router
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.dataclass import dataclass
@@ -29,7 +29,7 @@ from monarch_hpc.wire.control.kept import ProcsKept
 from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
-from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion, Rows
+from monarch_hpc.wire.control.questions import AskHosts, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import RunClosed
 from monarch_hpc.wire.control.table import decode
@@ -60,7 +60,7 @@ class CastChannels:
     Args:
         heartbeat: sends heartbeats on the channels between agents.
         rank: rank of this host.
-        own: reads this host's rows for questions.
+        records: answers questions about this host.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CastChannels:
         rank: int,
         num_hosts: int,
         config: Config,
-        own: Callable[[Ask, int, Callable[[Portion | None], None]], None],
+        records: HostAnswers,
     ) -> None:
         limits = config.transport
         self._engine = engine
@@ -91,7 +91,7 @@ class CastChannels:
             rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
         )
         self._questions = HostQuestions(
-            rank, num_hosts, limits.cast_fanout, usable, self, own, config.telemetry.max_answer_bytes
+            rank, num_hosts, limits.cast_fanout, usable, self, records, config.telemetry.max_answer_bytes
         )
 
     # ---- state of hosts and procs ----

@@ -17,8 +17,10 @@ from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskHosts, Portion, Rows
 from monarch_hpc.wire.control.refusal import refuse
+from monarch_hpc.wire.tables.answer import Answer
+from monarch_hpc.wire.tables.pieces import parse_part
 
-__all__ = ["HostQuestions", "QuestionCarrier"]
+__all__ = ["HostAnswers", "HostQuestions", "QuestionCarrier"]
 
 _ROOT = 0
 """The host where questions enter the tree: that of the head."""
@@ -36,6 +38,20 @@ class QuestionCarrier(Protocol):
         ...
 
 
+class HostAnswers(Protocol):
+    """Answers questions for this host. Its methods never block: what they find is passed on at once or later."""
+
+    def rows(self, question: AskHosts, max_bytes: int, reply: Callable[[Portion | None], None]) -> None:
+        """Read this host's rows, up to *max_bytes* of rows of the past; None if they cannot be read."""
+        ...
+
+    def merge(
+        self, question: AskHosts, portions: Sequence[Portion], max_bytes: int, reply: Callable[[Portion | None], None]
+    ) -> None:
+        """Combine the parts of an answer to a question in SQL; None if they stay as they are."""
+        ...
+
+
 class HostQuestions:
     """One agent's part in all questions. All methods must be called on the engine's driver.
 
@@ -43,8 +59,7 @@ class HostQuestions:
         rank: rank of this host.
         fanout: config key `transport.cast_fanout`.
         usable: whether the agent of a host can be reached, as far as is known.
-        own: reads this host's rows, up to a number of bytes of rows of the past, and passes them on, at once or later;
-            None if they cannot be read.
+        records: answers for this host.
         max_answer_bytes: config key `telemetry.max_answer_bytes`.
     """
 
@@ -55,7 +70,7 @@ class HostQuestions:
         fanout: int,
         usable: Callable[[int], bool],
         carrier: QuestionCarrier,
-        own: Callable[[AskHosts, int, Callable[[Portion | None], None]], None],
+        records: HostAnswers,
         max_answer_bytes: int,
     ) -> None:
         self._rank = rank
@@ -63,7 +78,8 @@ class HostQuestions:
         self._fanout = fanout
         self._routes = TreeRoutes(num_hosts, usable)
         self._carrier = carrier
-        self._own = own
+        self._records = records
+        self._max_bytes = max_answer_bytes
         self._max_own_bytes = max_answer_bytes // num_hosts
         self._open: OpenQuestions[int] = OpenQuestions(carrier.later, max_answer_bytes)
         self._names: dict[int, str] = {}
@@ -100,12 +116,25 @@ class HostQuestions:
             [],
             missing,
             asked,
-            lambda answer: reply(answer.rows(question.ticket)),
+            lambda answer: self._reply(question, answer, reply),
         )
         for rank, part in routes.items():
             self._carrier.ask_host(rank, replace(part, ticket=ticket))
         if self._rank in asked:
-            self._own(question, self._max_own_bytes, partial(self._take_own, ticket))
+            self._records.rows(question, self._max_own_bytes, partial(self._take_own, ticket))
+
+    def _reply(self, question: AskHosts, answer: Answer, reply: Callable[[Message], None]) -> None:
+        parts = [portion for portion in answer.portions if question.pieces and parse_part(portion.rows).results]
+        if len(parts) < 2:
+            reply(answer.rows(question.ticket))
+            return
+
+        def merged(portion: Portion | None) -> None:
+            if portion is not None:
+                answer.portions = [portion, *(one for one in answer.portions if one not in parts)]
+            reply(answer.rows(question.ticket))
+
+        self._records.merge(question, parts, self._max_bytes, merged)
 
     def _take_own(self, ticket: int, portion: Portion | None) -> None:
         if portion is None:

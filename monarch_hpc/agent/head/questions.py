@@ -60,18 +60,21 @@ class HeadQuestions:
         ticket = self._open.begin(
             requester,
             question.timeout_s,
-            [portion for peers in self._run_peers.values() for portion in peers.observed(question)],
+            # The records of observed programs are among those that their host's engine reads.
+            [] if question.pieces else [one for peers in self._run_peers.values() for one in peers.observed(question)],
             [f"host {slot.entry.name}" for rank, slot in slots.items() if rank not in on_tree],
             asked,
             lambda answer: requester.send(answer.rows(question.ticket)),
         )
         table, where, timeout_s = question.table, question.where, min(question.timeout_s, MAX_WAIT_S)
+        pieces = question.pieces
         for link in programs:
-            link.send(Ask(ticket, table, where, timeout_s))
+            link.send(Ask(ticket, table, where, timeout_s, pieces=pieces))
         if root is not None:
             hosts = [list(span) for span in spans_of(on_tree)]
             num_hosts = self._state.roster.num_hosts
-            self._peers.links[root].send(AskHosts(ticket, table, where, timeout_s * PART_OF_WAIT, 0, num_hosts, hosts))
+            on_hosts = AskHosts(ticket, table, where, timeout_s * PART_OF_WAIT, 0, num_hosts, hosts, pieces=pieces)
+            self._peers.links[root].send(on_hosts)
 
     def take(self, link: Link, message: Message) -> None:
         """Handle a peer's answer, or its refusal."""

@@ -6,12 +6,14 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 
+from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.ids import MAX_RUN_CHARS
 from monarch_hpc.core.process.words import is_word
 from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST, SpawnProcs
 from monarch_hpc.wire.control.questions import Ask
 from monarch_hpc.wire.control.runs import OpenRun
 from monarch_hpc.wire.tables.catalog import TABLES
+from monarch_hpc.wire.tables.pieces import parse_question
 
 __all__ = ["problem_of", "problem_of_links", "problem_of_opening", "problem_of_question", "problem_of_run"]
 
@@ -54,6 +56,11 @@ def problem_of_links(links: Iterable[Mapping[str, object]]) -> str:
 
 def problem_of_question(question: Ask) -> str:
     """Return why no process can answer *question*; empty if they can."""
+    if question.pieces:
+        try:
+            parse_question(question.pieces)
+        except FrameError as error:
+            return str(error)
     table = TABLES.get(question.table)
     if table is None:
         return f"there is no table {question.table!r:.80}; there are: {', '.join(TABLES)}"

@@ -12,12 +12,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from monarch_hpc.agent.children.environment import without_step
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.proc_settings import ProcSettings
+from monarch_hpc.agent.questions import PART_OF_WAIT
 from monarch_hpc.core.death import Death
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.logger import Logger
@@ -28,12 +30,13 @@ from monarch_hpc.telemetry.scribe.framing import MessageSocket
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.questions import Ask, Portion, Rows
+from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion, Rows
 from monarch_hpc.wire.control.scribe import (
     AskHelper,
     BeginSampling,
     ClockIs,
     KeepRecords,
+    MergeParts,
     ProcOver,
     ProcRuns,
     Ship,
@@ -77,10 +80,12 @@ class Scribe:
         self._environment = {**without_step(settings.environment), **marks}
         self._clock = clock
         self._procs: dict[ProcPlace, int] = {}  # the descriptor of its records
+        self._dead: deque[tuple[ProcPlace, int, ProcOver]] = deque()
         self._messages: MessageSocket | None = None
         self._pid = 0
         self._num_starts = 0
         self._questions: dict[int, tuple[Ask, int, Callable[[Portion | None], None]]] = {}
+        self._merging: set[int] = set()
         self._tickets = itertools.count(1)
         self._shipping: dict[int, Callable[[], None]] = {}
         keep = settings.telemetry.keep
@@ -103,8 +108,32 @@ class Scribe:
 
     def remove(self, place: ProcPlace, cause: str, *, failed: bool) -> None:
         """Tell the helper that a proc has ended, *failed* if nobody asked for that."""
-        if self._procs.pop(place, None) is not None:
-            self._tell(ProcOver(place.run, place.mesh, place.rank, place.pid, cause, failed))
+        fd = self._procs.pop(place, -1)
+        if fd < 0:
+            return
+        over = ProcOver(place.run, place.mesh, place.rank, place.pid, cause, failed)
+        self._tell(over)
+        most = self._settings.telemetry.keep_dead
+        if failed and most:
+            self._dead.append((place, os.dup(fd), over))
+            if len(self._dead) > most:
+                os.close(self._dead.popleft()[1])
+
+    def merge(
+        self, question: AskHosts, portions: Sequence[Portion], max_bytes: int, reply: Callable[[Portion | None], None]
+    ) -> None:
+        """Combine the parts of an answer to a question in SQL; None if that cannot be done here."""
+        if self._messages is None:
+            reply(None)
+            return
+        ticket = next(self._tickets)
+        self._questions[ticket] = question, max_bytes, reply
+        self._merging.add(ticket)
+        timeout_s = question.timeout_s * (1 - PART_OF_WAIT)
+        self._engine.call_later(timeout_s, partial(self._give_up, ticket))
+        parts = [portion.rows for portion in portions]
+        source = f"the hosts behind {self._settings.name}"
+        self._tell(MergeParts(ticket, source, question.pieces, parts, timeout_s, max_bytes))
 
     def ask(self, question: Ask, max_bytes: int, reply: Callable[[Portion | None], None]) -> None:
         """Pass on this host's rows of a table that the helper has; None if there is no helper to be had."""
@@ -140,6 +169,8 @@ class Scribe:
         """End the helper."""
         self._is_closed = True
         self._let_go()  # which is its end
+        while self._dead:
+            os.close(self._dead.pop()[1])
         if self._spool >= 0:
             os.close(self._spool)
             self._spool = -1
@@ -171,9 +202,13 @@ class Scribe:
         self._messages = MessageSocket(own)
         self._reaper.watch(self._pid, self._on_exit)
         telemetry = self._settings.telemetry
-        self._tell(BeginSampling(self._settings.name, list(self._settings.grant.gpus), telemetry.sample_s))
+        host, rank, gpus = self._settings.name, self._settings.rank, list(self._settings.grant.gpus)
+        self._tell(BeginSampling(host, rank, gpus, telemetry.sample_s, telemetry.keep_dead))
         if self._keeps:
             self._tell_to_keep()
+        for place, fd, over in self._dead:
+            self._tell_of(place, fd)
+            self._tell(over)
         for place, record_fd in self._procs.items():
             self._tell_of(place, record_fd)
 
@@ -197,7 +232,8 @@ class Scribe:
         correction = self._clock.correction()
         self._tell(ClockIs(correction.offset_ns, correction.error_us))
         source = f"host {self._settings.name}"
-        self._tell(AskHelper(ticket, question.table, question.where, question.timeout_s, source, max_bytes))
+        where, timeout_s, pieces = question.where, question.timeout_s, question.pieces
+        self._tell(AskHelper(ticket, question.table, where, timeout_s, source, max_bytes, pieces=pieces))
 
     def _tell(self, message: Message, fd: int = -1) -> None:
         if self._messages is None:
@@ -226,6 +262,7 @@ class Scribe:
                 if isinstance(message, Shipped):
                     self._shipped(message.ticket)
                 elif isinstance(message, Rows):
+                    self._merging.discard(message.ticket)
                     _, _, reply = self._questions.pop(message.ticket, (None, 0, _ignore))
                     reply(message.portions[0] if message.portions else None)
         except FrameError as error:
@@ -237,6 +274,7 @@ class Scribe:
             self._watch()
 
     def _give_up(self, ticket: int) -> None:
+        self._merging.discard(ticket)
         _, _, reply = self._questions.pop(ticket, (None, 0, _ignore))
         reply(None)
 
@@ -254,7 +292,7 @@ class Scribe:
         _log.warning("the helper of this host has ended%s: %s", last, Death.of_exit(how).cause)
         self._start()
         for ticket in list(self._questions):
-            if self._messages is None:
+            if self._messages is None or ticket in self._merging:
                 self._give_up(ticket)
             else:
                 self._put(ticket)

@@ -17,6 +17,7 @@ from monarch_hpc.cli.output import Format, TextTable, current_output, output_opt
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, find_askable
 from monarch_hpc.core.storage.files import write_private
 from monarch_hpc.telemetry.shipped import question, shipped_questions
+from monarch_hpc.wire.tables.pieces import SQL_TABLES
 
 __all__ = ["command"]
 
@@ -92,14 +93,20 @@ def command(
     since_s = None if since is None else float(since)
     with open_engine(sql) as engine:  # checks it before any host is asked
         if explain:
-            shown = [f"tables: {', '.join(engine.tables) or 'none'}", *engine.plan.splitlines()]
-            output.show({"tables": engine.tables, "plan": engine.plan}, "\n".join(shown), shown)
+            rule, pieces = engine.pieces()
+            shown = [f"tables: {', '.join(engine.tables) or 'none'}"]
+            shown += [f"each host ({rule}): {piece.host}" for piece in pieces]
+            shown += [f"of several hosts: {piece.merge}" for piece in pieces if piece.merge]
+            shown += engine.plan.splitlines()
+            on_hosts = [{"table": one.table, "host": one.host, "merge": one.merge} for one in pieces]
+            explained = {"tables": engine.tables, "rule": rule, "pieces": on_hosts, "plan": engine.plan}
+            output.show(explained, "\n".join(shown), shown)
             return 0
         live, ended = find_askable(name, job, load_for_command({}).config, output)
         if not live and not ended:
             output.warn(NO_ALLOCATION)
-        found = collect(live, engine.tables, timeout_s, since_s, ended)
-        answer = QueryResult(engine.run(found.rows, timeout_s, having_kept([*live, *ended]), since_s), found)
+        found = collect(live, engine, timeout_s, since_s, ended)
+        answer = QueryResult(engine.run(found, timeout_s, having_kept([*live, *ended]), since_s), found)
     if found.missing:
         output.warn(f"the answer lacks rows of {_named(found.missing)}, which did not answer within {timeout_s:g} s")
     if found.left_out:
@@ -109,6 +116,11 @@ def command(
         )
     if found.cut:
         output.warn(f"only the latest records of {_named(found.cut)} fit: ask for less by --since")
+    if found.dropped:
+        output.warn(
+            f"{found.dropped} older records are not there: later ones have overwritten them in the memory of "
+            "processes; telemetry.keep: always keeps them in files"
+        )
     if answer.unreadable:
         output.warn(f"the answer lacks the rows of files that cannot be read: {_named(answer.unreadable)}")
     rows = [[_text(value) for value in row] for row in answer.rows]
@@ -118,6 +130,7 @@ def command(
         "missing": found.missing,
         "left_out": found.left_out,
         "cut": found.cut,
+        "dropped": found.dropped,
         "unreadable": answer.unreadable,
     }
     text: str | TextTable
@@ -134,8 +147,6 @@ def command(
 
 
 def _show_list() -> int:
-    from monarch_hpc.attach.sql_engine import SQL_TABLES
-
     rows = [[name, "", "question", about] for name, about in shipped_questions().items()]
     rows += [
         [

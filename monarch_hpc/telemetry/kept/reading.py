@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.kept.arrow import table_of_rows
 from monarch_hpc.telemetry.kept.chunks import (
     CASTS,
@@ -28,13 +29,13 @@ from monarch_hpc.telemetry.kept.chunks import (
 )
 from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of, split_calls
 from monarch_hpc.telemetry.kept.parts import PartFile, list_parts, list_tables, read_part
-from monarch_hpc.telemetry.layout import HEADER, RECORD, RECORD_BYTES
+from monarch_hpc.telemetry.layout import ACTORS_AT, HEADER, NAMES_AT, NAMES_BYTES, NUM_ACTORS, RECORD, RECORD_BYTES
 from monarch_hpc.telemetry.names import parse_all_names
-from monarch_hpc.telemetry.reading import DecodedRecord, read_header
+from monarch_hpc.telemetry.reading import DecodedRecord, Memory, read_header, read_u64
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["PARTS", "Kept", "decode_part", "find_kept"]
+__all__ = ["PARTS", "Kept", "decode_part", "find_kept", "process_of"]
 
 PARTS = b"parts"
 """Key in the metadata of a table's file: host and number of the parts that it was made of, as JSON."""
@@ -61,10 +62,12 @@ class Kept:
         place = part.host, part.number
         return [name for name in names if not any(place in held for held in self.files.get(name, {}).values())]
 
-    def rows(self, names: Collection[str]) -> Mapping[str, list[pa.Table]]:
-        """The rows of some tables in the parts."""
+    def rows(
+        self, names: Collection[str], wanted: Callable[[int], bool] = lambda _rank: True
+    ) -> Mapping[str, list[pa.Table]]:
+        """The rows of some tables in the parts of those hosts that are *wanted*, by rank."""
         found: dict[str, list[pa.Table]] = {name: [] for name in names}
-        for part in self.parts:
+        for part in filter(lambda part: wanted(part.host), self.parts):
             with contextlib.suppress(FileNotFoundError):
                 for name, rows in decode_part(read_part(part.path), self.tables_of(part, names)):
                     found[name].append(rows)
@@ -120,8 +123,27 @@ def _process(heading: Heading, names: tuple[Heading, bytes] | None) -> KeptProce
     actors_at = HEADER.size + 4
     num_actors = int.from_bytes(contents[HEADER.size : actors_at], "little")
     names_at = actors_at + num_actors * RECORD_BYTES
+    header = contents[: HEADER.size].ljust(HEADER.size, b"\0")
     actors = contents[actors_at:names_at]
-    known = parse_all_names(contents[names_at:])
+    correction = Correction(heading.offset_ns, heading.error_us)
+    process = heading.run, heading.mesh, heading.rank, heading.host, heading.pid
+    return _known(process, correction, header, actors, contents[names_at:])
+
+
+def process_of(
+    memory: Memory, run: str, mesh: int, rank: int, pid: int, host: str, correction: Correction
+) -> KeptProcess:
+    """What the numbers in the records of a live process stand for."""
+    used = min(8 + read_u64(memory, NAMES_AT), NAMES_BYTES)
+    actors = memory(ACTORS_AT, NUM_ACTORS * RECORD_BYTES)
+    process = run, mesh, rank, host, pid
+    return _known(process, correction, memory(0, HEADER.size), actors, memory(NAMES_AT, used))
+
+
+def _known(
+    process: tuple[str, int, int, str, int], correction: Correction, header: bytes, actors: bytes, names: bytes
+) -> KeptProcess:
+    known = parse_all_names(names)
     places: dict[int, tuple[str, int]] = {}
     numbers: dict[int, int] = {}
     for record in map(DecodedRecord._make, RECORD.iter_unpack(actors[: len(actors) // RECORD_BYTES * RECORD_BYTES])):
@@ -129,16 +151,5 @@ def _process(heading: Heading, names: tuple[Heading, bytes] | None) -> KeptProce
             name = known[record.name] if record.name < len(known) else ()
             places[record.actor] = (name[1] if len(name) > 1 else "", record.num_bytes)
             numbers[record.actor] = record.msg
-    return KeptProcess(
-        heading.run,
-        heading.mesh,
-        heading.rank,
-        heading.host,
-        heading.pid,
-        read_header(lambda at, size: contents[at : at + size].ljust(size, b"\0"))[1],
-        heading.offset_ns,
-        heading.error_us,
-        known,
-        places,
-        numbers,
-    )
+    incarnation = read_header(lambda at, size: header[at : at + size].ljust(size, b"\0"))[1]
+    return KeptProcess(*process, incarnation, correction.offset_ns, correction.error_us, known, places, numbers)

@@ -36,8 +36,12 @@ def main(arguments: list[str]) -> int:
     helper = Helper(messages)
     poller = select.poll()
     while not messages.ended:
-        poller.register(messages, select.POLLIN | (select.POLLOUT if messages.num_waiting else 0))
+        ends = [one for one in (messages, helper.engine.messages) if one is not None and not one.ended]
+        for one in ends:
+            poller.register(one, select.POLLIN | (select.POLLOUT if one.num_waiting else 0))
         poller.poll(max(helper.due_s(), 0.0) * 1000)
+        for one in ends:
+            poller.unregister(one)
         messages.flush()
         for message in messages.receive():
             helper.handle(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 
@@ -16,12 +18,14 @@ class Ask(Message):
         ticket: the asking process's number of the question, for the answer; 0 from a tool.
         where: values by column: other rows are not wanted.
         timeout_s: how long the asking process waits; whatever is missing then is named in its answer.
+        pieces: a question in SQL that hosts answer, see `wire.tables.pieces.HostQuestion`; empty for rows of the table.
     """
 
     ticket: int
     table: str
     where: dict[str, object]
     timeout_s: float
+    pieces: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Portion:
 
     Args:
         source: the answering process, in words: ``host n1``.
-        rows: its rows as text, see `wire.tables.schema.Table.render`.
+        rows: its rows as text, see `wire.tables.schema.Table.render`; or for SQL, a `wire.tables.pieces.Part`.
         cut: whether only the latest of its rows are there, because all of them did not fit.
     """
 

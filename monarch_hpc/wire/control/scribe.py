@@ -6,7 +6,19 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import Ask
 
-__all__ = ["AskHelper", "BeginSampling", "ClockIs", "KeepRecords", "ProcOver", "ProcRuns", "Ship", "Shipped"]
+__all__ = [
+    "AskEngine",
+    "AskHelper",
+    "BeginLeaf",
+    "BeginSampling",
+    "ClockIs",
+    "KeepRecords",
+    "MergeParts",
+    "ProcOver",
+    "ProcRuns",
+    "Ship",
+    "Shipped",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +27,17 @@ class BeginSampling(Message):
 
     Args:
         host: its name.
+        rank: its rank.
         gpus: numbers or UUIDs of the granted GPUs.
         sample_s: config key `telemetry.sample_s`.
+        keep_dead: config key `telemetry.keep_dead`.
     """
 
     host: str
+    rank: int
     gpus: list[str]
     sample_s: float
+    keep_dead: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,57 @@ class AskHelper(Ask):
 
     source: str
     max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergeParts(Message):
+    """Agent to helper, and helper to engine: combine parts of the answer to a question in SQL; see `Rows`.
+
+    Args:
+        source: the hosts of the parts, in words.
+        pieces: the question, see `wire.tables.pieces.HostQuestion`.
+        parts: see `wire.tables.pieces.Part`.
+        timeout_s: how long the agent waits.
+        max_bytes: limit on the size of the result.
+    """
+
+    ticket: int
+    source: str
+    pieces: str
+    parts: list[str]
+    timeout_s: float
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginLeaf(Message):
+    """Helper to engine, first: the host.
+
+    Args:
+        directory: that in which the host keeps records; empty if it does not.
+        keep_dead: config key `telemetry.keep_dead`.
+    """
+
+    host: str
+    rank: int
+    directory: str
+    keep_dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskEngine(AskHelper):
+    """Helper to engine: answer a question in SQL about this host.
+
+    Args:
+        rows: those that are not in the memory of procs, as text by table.
+        dropped: records that are neither in files nor in memory, if the host keeps records.
+        offset_ns, error_us: the correction of its clock, see `telemetry.clock.Correction`.
+    """
+
+    rows: dict[str, str]
+    dropped: int
+    offset_ns: int
+    error_us: float
 
 
 @dataclass(frozen=True, slots=True)

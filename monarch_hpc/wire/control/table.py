@@ -76,10 +76,13 @@ from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened, RunTaken
 from monarch_hpc.wire.control.scribe import (
+    AskEngine,
     AskHelper,
+    BeginLeaf,
     BeginSampling,
     ClockIs,
     KeepRecords,
+    MergeParts,
     ProcOver,
     ProcRuns,
     Ship,
@@ -169,6 +172,9 @@ MESSAGES: dict[str, type[Message]] = {
         GiveVoice,
         Rules,
         AskHelper,
+        AskEngine,
+        MergeParts,
+        BeginLeaf,
         BeginSampling,
         KeepRecords,
         ProcRuns,

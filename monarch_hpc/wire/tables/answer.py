@@ -8,6 +8,7 @@ from dataclasses import field
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.questions import Ask, Portion, Rows
 from monarch_hpc.wire.tables.catalog import TABLES
+from monarch_hpc.wire.tables.pieces import Part, parse_question
 
 __all__ = ["Answer", "Sources", "answer"]
 
@@ -20,17 +21,28 @@ _PROGRAM_BYTES = 1 << 20
 
 
 def answer(question: Ask, source: str, sources: Sources, max_bytes: int = _PROGRAM_BYTES) -> Portion:
-    """Return the rows of one process; none of a table that it has no rows of.
+    """Return the rows of one process; none of a table that it has no rows of. It does not run SQL.
 
     Args:
         source: describes this process.
         max_bytes: limit on rows of the past, of which the latest are taken.
     """
-    read, table = sources.get(question.table), TABLES[question.table]
-    if read is None:
-        return Portion(source, "[]", cut=False)
-    rows, cut = table.fit(read(), question.where, max_bytes if table.history else None)
-    return Portion(source, rows, cut=cut)
+    if not question.pieces:
+        rows, cut = _fit(question.table, sources, question.where, max_bytes)
+        return Portion(source, rows, cut=cut)
+    asked = parse_question(question.pieces)
+    found: dict[str, str] = {}
+    is_cut = False
+    for name in asked.tables:
+        where: dict[str, object] = {"t": [">=", asked.since_s]} if asked.since_s and TABLES[name].history else {}
+        found[name], cut = _fit(name, sources, where, max_bytes // len(asked.tables))
+        is_cut |= cut
+    return Portion(source, Part(rows=found).render(), cut=is_cut)
+
+
+def _fit(name: str, sources: Sources, where: Mapping[str, object], max_bytes: int) -> tuple[str, bool]:
+    read, table = sources.get(name), TABLES[name]
+    return ("[]", False) if read is None else table.fit(read(), where, max_bytes if table.history else None)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ import pytest
 
 from monarch_hpc import Actor, ActorMesh, current_rank, endpoint, telemetry
 from monarch_hpc.attach.attach import TableAnswer, query_rows
-from monarch_hpc.attach.sql import open_engine
+from monarch_hpc.attach.sql import Collected, open_engine
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.machine.procfs import each_pid, read_environ
@@ -237,7 +237,7 @@ def ask_about(question: str, name: str, rows: Iterable[Any]) -> list[dict[str, A
     """The answer to a question that ships, about the rows of one table."""
     with open_engine(telemetry.question(question)) as engine:
         found: list[dict[str, Any]] = engine.run(
-            {name: json.loads(SAMPLES[name].render(rows, {}))}, _PATIENCE_S
+            Collected({name: json.loads(SAMPLES[name].render(rows, {}))}), _PATIENCE_S
         ).to_pylist()
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -73,6 +74,57 @@ class OnDevice:
     def __float__(self) -> float:
         raise AssertionError("it waits for the device")
 
+    def numel(self) -> int:
+        return 7
+
+
+class OneOnDevice(OnDevice):
+    """A number that a device computes until it is told that it has."""
+
+    def __init__(self, value: float, device: SimpleNamespace) -> None:
+        self.value = value
+        self.device = device
+
+    def numel(self) -> int:
+        return 1
+
+    def detach(self) -> OneOnDevice:
+        return self
+
+    def to(self, where: str, *, non_blocking: bool) -> SimpleNamespace:
+        assert where == "cpu" and non_blocking
+        return SimpleNamespace(item=lambda: self.value)
+
+
+def test_numbers_on_a_device_are_recorded_when_they_are_ready(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_done = 0
+    events: list[int] = []
+
+    class Event:
+        def record(self, stream: str) -> None:
+            assert stream == "the current one"
+            events.append(len(events))
+            self.number = events[-1]
+
+        def query(self) -> bool:
+            return self.number < num_done
+
+    module = SimpleNamespace(Event=Event, current_stream=lambda _device: "the current one")
+    monkeypatch.setitem(sys.modules, "torch", cast(Any, SimpleNamespace(get_device_module=lambda _device: module)))
+    device = SimpleNamespace(type="cuda")
+    for step in range(3):
+        log_metric("loss", OneOnDevice(step / 4, device), step=step, split="train")
+    assert not records.metrics
+    num_done = 2
+    log_metric("lr", 0.5)
+    expected: list[tuple[object, ...]] = [("loss", 0.0, 0, {"split": "train"}), ("loss", 0.25, 1, {"split": "train"})]
+    assert records.metrics == [*expected, ("lr", 0.5, None, {})]
+    num_done = 4
+    log_metric("loss", OneOnDevice(0.75, device), step=3)
+    assert records.metrics[3:] == [("loss", 0.5, 2, {"split": "train"}), ("loss", 0.75, 3, {})]
+
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -80,7 +132,7 @@ class OnDevice:
         ({"value": "2.5"}, "must be a number, not '2.5', a str"),
         ({"value": None}, "must be a number, not None"),
         ({"value": np.ones(2)}, "must be a number"),
-        ({"value": OnDevice()}, "on cuda:1; log value.item()"),
+        ({"value": OnDevice()}, "on cuda:1, and cannot be read when it is ready: it has 7 elements; log value.item()"),
         ({"value": 1.0, "step": 1.5}, "step must be an int"),
         ({"value": 1.0, "step": 2**63}, "does not fit into 64 bits"),
         ({"value": 1.0, "rank": [1]}, "tag rank must be a str, int, float or bool"),

@@ -13,11 +13,12 @@ import pytest
 
 from monarch_hpc.attach import sql as questions
 from monarch_hpc.attach.sql import Collected, QueryResult, open_engine, query_allocations
-from monarch_hpc.attach.sql_engine import SQL_TABLES, check, explain
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.telemetry.shipped import question, shipped_questions
+from monarch_hpc.telemetry.sql.engine import check, explain
 from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.tables.history import METRICS, MetricRow
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, Part, parse_question
 from tests.guards.tree import ROOT
 
 pytest.importorskip("datafusion")
@@ -40,7 +41,7 @@ def started() -> None:
 
 def ask(sql: str, rows: Sequence[MetricRow] = ROWS) -> list[tuple[object, ...]]:
     with open_engine(sql) as engine:
-        table = engine.run({"metrics": json.loads(METRICS.render(rows, {}))}, _PATIENCE_S)
+        table = engine.run(Collected({"metrics": json.loads(METRICS.render(rows, {}))}), _PATIENCE_S)
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
@@ -69,8 +70,8 @@ def test_an_answer_is_explained_and_becomes_other_formats() -> None:
     with open_engine(sql) as engine:
         assert engine.tables == ["metrics"]
         assert "TableScan: metrics projection=[rank, value, step]" in engine.plan and "Aggregate" in engine.plan
-        table = engine.run({"metrics": json.loads(METRICS.render(ROWS, {}))}, _PATIENCE_S)
-    answer = QueryResult(table, Collected({}, ["host <b>"], [], []))
+        table = engine.run(Collected({"metrics": json.loads(METRICS.render(ROWS, {}))}), _PATIENCE_S)
+    answer = QueryResult(table, Collected(missing=["host <b>"]))
     assert answer.rows == [(0, 0.2), (1, 1.2)]
     assert parquet.read_table(io.BytesIO(answer.to_parquet())).to_pylist() == answer.to_arrow().to_pylist()
     html = answer._repr_html_()
@@ -114,28 +115,41 @@ def test_a_query_without_end_ends_at_its_limits() -> None:
     many = "generate_series(1, 100000)"
     endless = f"SELECT sum(a.value + b.value) FROM {many} a, {many} b WHERE a.value <> b.value"
     with pytest.raises(QueryError, match=r"is not answered within 0\.05 s"), open_engine(endless) as engine:
-        engine.run({}, 0.05)
+        engine.run(Collected(), 0.05)
     with open_engine("SELECT 1") as engine:
         engine._process.kill()  # as an allocation that fails does
         with pytest.raises(QueryError, match=r"ended its engine \(status -9\)"):
-            engine.run({}, _PATIENCE_S)
+            engine.run(Collected(), _PATIENCE_S)
 
 
-def test_the_tables_that_the_question_names_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str, bool]] = []
+def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str, list[str]]] = []
 
-    def answers(directory: Path, table: str, timeout_s: float, where: dict[str, object]) -> Rows | None:
-        asked.append((directory.name, table, bool(where)))
+    def answers(
+        directory: Path, table: str, timeout_s: float, where: dict[str, object], pieces: str = ""
+    ) -> Rows | None:
+        on_hosts = [piece.host for piece in parse_question(pieces).pieces] if pieces else []
+        asked.append((directory.name, table, on_hosts))
         if directory.name == "dead":
             return None
-        rows = METRICS.render(ROWS, {}) if table == "metrics" else "[]"
-        return Rows(1, [Portion("host n9", rows, cut=table == "metrics")], ["host n7"], ["host n8"])
+        if not pieces:
+            return Rows(1, [Portion("host n9", "[]")], ["host n7"], [])
+        part = Part(rows={"metrics": METRICS.render(ROWS, {})}, ranks=[[0, 1]], cut=["host n9"], dropped=7)
+        return Rows(1, [Portion("host n9", part.render())], ["host n7"], ["host n8"])
 
     monkeypatch.setattr(questions, "query_portions", answers)
     sql = "SELECT count(*) FROM metrics LEFT JOIN procs USING (pid)"
     result = query_allocations([Path("/a/live"), Path("/a/dead")], sql, _PATIENCE_S, 60.0)
-    assert sorted(asked) == [("dead", "metrics", True), ("live", "metrics", True), ("live", "procs", False)]
-    assert result.rows == [(len(ROWS),)] and result.columns == ["count(*)"]
+    pulled = ["SELECT pid FROM metrics ORDER BY t DESC"]
+    assert sorted(asked) == [
+        ("dead", "metrics", pulled),
+        ("dead", "procs", []),
+        *sorted([("live", "metrics", pulled), ("live", "procs", [])]),
+    ]
+    assert result.rows == [(0,)] and result.columns == ["count(*)"]  # all of them are older
     assert result.missing_hosts == ["host n7", "the head of dead", "host n8"]
-    assert result.cut == ["host n9"]
-    assert result.to_arrow().num_rows == 1
+    assert result.cut == ["host n9"] and result.dropped == 7
+    assert query_allocations([Path("/a/live")], sql, _PATIENCE_S).rows == [(len(ROWS),)]
+    assert query_allocations([Path("/a/live")], "SELECT max(rank) FROM metrics", _PATIENCE_S).rows == [(1,)]

@@ -1,4 +1,4 @@
-"""What a drain takes of calls that were sent: each once, when it is answered, or it is counted as lost."""
+"""Drains of calls that were sent: each is taken once, when it is answered, or counted as lost."""
 
 from __future__ import annotations
 

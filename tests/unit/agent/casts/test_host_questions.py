@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from monarch_hpc.agent.casts.host_questions import HostQuestions
+from monarch_hpc.telemetry.sql.leaf import Leaf
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.control.allocation import HostEntry
-from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.questions import AskHosts, Portion, Rows
 from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.scribe import MergeParts
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, HostQuestion, Part, parse_part, spans_of
 
 TIMEOUT_S = 2.0
 NEEDED_S = 0.001
@@ -27,15 +30,31 @@ class Host:
         self._tree = tree
         self.rank = rank
         self.usable = set(range(num_hosts))
-        self.questions = HostQuestions(rank, num_hosts, fanout, self.usable.__contains__, self, self.own, max_bytes)
+        usable = self.usable.__contains__
+        self.questions = HostQuestions(rank, num_hosts, fanout, usable, self, self, max_bytes)
         self.questions.on_roster([entry(other) for other in range(num_hosts) if other in self.usable])
 
-    def own(self, question: AskHosts, max_bytes: int, take: Callable[[Portion | None], None]) -> None:
-        portion = None if self.rank in self._tree.unreadable else Portion(f"host n{self.rank}", f"[[{self.rank}]]")
+    def rows(self, question: AskHosts, max_bytes: int, take: Callable[[Portion | None], None]) -> None:
+        rows = self._tree.part_of(self.rank) if question.pieces else f"[[{self.rank}]]"
+        portion = None if self.rank in self._tree.unreadable else Portion(f"host n{self.rank}", rows)
         if self.rank in self._tree.slow:
             self.later(NEEDED_S, lambda: take(portion))
         else:
             take(portion)
+
+    def merge(
+        self, question: AskHosts, portions: Sequence[Portion], max_bytes: int, take: Callable[[Portion | None], None]
+    ) -> None:
+        if self.rank in self._tree.without_engine:
+            take(None)
+            return
+        parts = [parse_part(portion.rows) for portion in portions]
+        key = tuple(part.results for part in parts)
+        if key not in self._tree.merged:
+            texts = [portion.rows for portion in portions]
+            self._tree.merged[key] = Leaf.merge(MergeParts(1, "hosts", question.pieces, texts, 1.0, max_bytes)).results
+        ranks = [rank for part in parts for first, last in part.ranks for rank in range(first, last)]
+        take(Portion("hosts", Part(self._tree.merged[key], ranks=spans_of(ranks)).render()))
 
     def ask_host(self, rank: int, question: AskHosts) -> None:
         self._tree.asked.append((self.rank, rank))
@@ -43,6 +62,8 @@ class Host:
 
     def _reply_from(self, other: Host) -> Callable[[Message], None]:
         def reply(message: Message) -> None:
+            if self.rank == 0:
+                self._tree.num_bytes_into_root += len(encode(message))
             if other.rank not in self._tree.silent:
                 self._tree.send(self.rank, lambda host: host.take(other.rank, message))
 
@@ -67,6 +88,10 @@ class Tree:
         self.unreadable: set[int] = set()
         self.slow: set[int] = set()  # they read their rows in the background
         self.asked: list[tuple[int, int]] = []
+        self.part_of: Callable[[int], str] = str
+        self.without_engine: set[int] = set()
+        self.merged: dict[tuple[str, ...], str] = {}
+        self.num_bytes_into_root = 0
         self.hosts = [Host(self, rank, num_hosts, fanout, max_bytes) for rank in range(num_hosts)]
         self.question = AskHosts(5, "procs", {}, TIMEOUT_S, 0, num_hosts, [[0, num_hosts]])
 
@@ -192,3 +217,45 @@ def test_a_question_that_makes_no_sense_is_refused(changes: dict[str, object]) -
     (answer,) = answers
     assert isinstance(answer, Refused) and (answer.request, answer.number) == ("AskHosts", 5)
     assert tree.asked == []
+
+
+@pytest.fixture(scope="module")
+def engine() -> None:
+    """The engine keeps threads and descriptors of its own."""
+    pytest.importorskip("sqlglot")
+    pytest.importorskip("monarch_hpc.telemetry.sql.context").make_plan("SELECT 1")
+
+
+@pytest.mark.slow  # the engine combines the results of a thousand hosts
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("lost", [set(), {1, 17, 500}], ids=["all", "lost"])
+def test_groups_of_a_thousand_hosts_are_few_bytes_at_the_root(lost: set[int]) -> None:
+    import pyarrow as pa
+
+    from monarch_hpc.telemetry.kept.arrow import schema_of
+    from monarch_hpc.telemetry.sql import context, results
+
+    sql = "SELECT endpoint, count(*) AS calls, avg(ran_us) AS us, max(queued_us) AS most FROM handled GROUP BY endpoint"
+    plan, _, _ = context.make_plan(sql)
+    assert plan.rule == "partial"
+    rows = [
+        {"endpoint": f"step{place % 20}", "host": "n", "ran_us": float(place), "queued_us": place}
+        for place in range(100)
+    ]
+    table = pa.Table.from_pylist(rows, schema=schema_of(SQL_TABLES["handled"]))
+    packed = results.pack(context.results_of(plan.pieces, context.Rows({"handled": table}), []))
+    tree = Tree(1000, 16, max_bytes=16 << 20)
+    tree.part_of = lambda rank: Part(packed, ranks=[[rank, rank + 1]]).render()
+    tree.silent = lost
+    tree.without_engine = {2, 70}
+    answer = tree.ask(replace(tree.question, table="handled", pieces=HostQuestion(list(plan.pieces)).render()))
+    parts = [parse_part(portion.rows) for portion in answer.portions]
+    assert len(parts) == 1
+    num_hosts = sum(last - first for first, last in parts[0].ranks)
+    assert num_hosts + len(answer.missing) == 1000
+    assert bool(answer.missing) == bool(lost)
+    found = context.finish(plan, [results.unpack(parts[0].results)], context.Rows(), [])
+    assert {row["calls"] for row in found.to_pylist()} == {5 * num_hosts}
+    assert sorted(row["us"] for row in found.to_pylist()) == [40.0 + place for place in range(20)]
+    print(f"{tree.num_bytes_into_root} bytes into the root")
+    assert tree.num_bytes_into_root <= 20_000

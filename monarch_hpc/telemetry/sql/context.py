@@ -1,0 +1,232 @@
+"""Runs texts in SQL over the rows of tables. The door to DataFusion, which runs in processes of its own only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any
+
+import datafusion
+import pyarrow as pa
+from datafusion.unparser import Dialect, Unparser
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.telemetry.kept.arrow import least_time, schema_of, table_of_rows
+from monarch_hpc.telemetry.kept.reading import find_kept
+from monarch_hpc.telemetry.sql.plan import PARTIAL, Plan
+from monarch_hpc.telemetry.sql.pull import pull
+from monarch_hpc.telemetry.sql.split import split
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, Piece
+from monarch_hpc.wire.tables.schema import Table
+
+__all__ = ["KeptRows", "Rows", "combine", "finish", "make_plan", "results_of", "tables_of"]
+
+_QUERY_BYTES = 1 << 30
+"""Limit on the memory that the engine gives to sorts and groups; it does not use the disk."""
+
+_NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEYS = ("run", "mesh", "rank", "pid", "record")
+"""Columns that tell a row of a process from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """Rows in the files of an allocation.
+
+    Args:
+        directory: the allocation's.
+        ranks: only those of these hosts; None for all.
+        without: not those of these hosts.
+        hosts: names of hosts by rank, as far as they are known.
+    """
+
+    directory: Path
+    ranks: Collection[int] | None = None
+    without: Collection[int] = ()
+    hosts: Mapping[int, str] = field(default_factory=dict)
+
+    def has(self, rank: int) -> bool:
+        """Whether the rows of a host are wanted."""
+        return rank not in self.without and (self.ranks is None or rank in self.ranks)
+
+    def chosen(self, frame: Any) -> Any:
+        """Those rows of a frame, whose column ``host`` has the name of their host, that are wanted."""
+        names = [datafusion.lit(self.hosts[rank]) for rank in (self.ranks or self.without) if rank in self.hosts]
+        if self.ranks is None and not names:
+            return frame
+        column = datafusion.col("host")
+        return frame.filter(datafusion.functions.in_list(column, names, negated=self.ranks is None))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows that texts are about.
+
+    Args:
+        live: by table, as Arrow's tables; others are empty.
+        kept: those in files that are joined to them.
+        since_s: Unix time of the oldest row of the past that is of interest; 0 for all.
+    """
+
+    live: Mapping[str, Any] = field(default_factory=dict)
+    kept: Sequence[KeptRows] = ()
+    since_s: float = 0.0
+
+
+def _open_context() -> Any:
+    limits = datafusion.RuntimeEnvBuilder().with_greedy_memory_pool(_QUERY_BYTES).with_disk_manager_disabled()
+    return datafusion.SessionContext(datafusion.SessionConfig().with_target_partitions(1), limits)
+
+
+def _sql(context: Any, sql: str) -> Any:
+    # Nothing but questions: no CREATE, COPY, INSERT, SET; and it has no functions that read files.
+    options = datafusion.SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
+    return context.sql_with_options(sql, options)
+
+
+def _register(context: Any, name: str, rows: Any) -> None:
+    batches = rows.to_batches(max_chunksize=max(len(rows), 1))
+    context.register_record_batches(name, [batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)]])
+
+
+def _context_of(rows: Rows, names: Collection[str], unreadable: list[str], pulled: Collection[str] = ()) -> Any:
+    """A context with some tables; those that were *pulled* have their kept rows already."""
+    context = _open_context()
+    kept = _read_kept(context, rows, [name for name in names if name not in pulled], unreadable) if rows.kept else {}
+    for name in names:
+        table, live = SQL_TABLES[name], rows.live.get(name)
+        live = table_of_rows(table, []) if live is None else live
+        if table.history and rows.since_s and len(live):
+            live = live.filter(pa.compute.greater_equal(live.column("t"), least_time(rows.since_s)))
+        if kept.get(name):
+            context.register_view(name, _join(context, table, live, kept[name]))
+        else:
+            _register(context, name, live)
+    return context
+
+
+def _read_kept(context: Any, rows: Rows, names: Collection[str], unreadable: list[str]) -> dict[str, list[Any]]:
+    """The kept rows of some tables, each as frames of the engine."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for some in rows.kept:
+        kept = find_kept(some.directory)
+        unreadable += map(str, kept.unreadable)
+        for name, parts in kept.rows(names, some.has).items():
+            found[name] += [context.from_arrow(part) for part in parts]
+            found[name] += [some.chosen(context.read_parquet(str(path))) for path in kept.files.get(name, {})]
+    if rows.since_s:
+        least = datafusion.lit(least_time(rows.since_s))
+        for name in names:
+            if SQL_TABLES[name].history:
+                found[name] = [frame.filter(datafusion.col("t") >= least) for frame in found[name]]
+    return found
+
+
+def _join(context: Any, table: Table[Any], live: Any, kept: list[Any]) -> Any:
+    """The live rows of a table, and those kept rows that are not among them."""
+    columns = [column.name for column in table.columns]
+    every = kept[0].select(*columns)
+    for frame in kept[1:]:
+        every = every.union(frame.select(*columns))
+    keys = [name for name in _KEYS if name in columns]
+    if "record" not in keys and "state" not in keys:
+        return every.union(context.from_arrow(live)).distinct() if len(live) else every.distinct()
+    if not len(live):
+        return every
+    own = context.from_arrow(live)
+    return every.join(own.select(*keys), on=keys, how="anti").select(*columns).union(own)
+
+
+# ---- a question over many hosts ----
+
+
+def tables_of(sql: str) -> list[str]:
+    """Return the tables that a question may be about."""
+    words = {word.lower() for word in _NAMES.findall(sql)}
+    return [name for name in SQL_TABLES if name in words]
+
+
+def make_plan(sql: str) -> tuple[Plan, Plan, str]:
+    """Return how a question is split, how its tables are pulled, and the engine's plan as text.
+
+    Any exception says that the question is wrong.
+    """
+    frame = _sql(_context_of(Rows(), SQL_TABLES.keys(), []), sql)
+    logical = frame.optimized_logical_plan()
+    unparser = Unparser(Dialect.default())
+    pulled = pull(sql, tables_of(sql), logical, unparser.plan_to_sql)
+    plan = split(sql, frame.schema().names) if len(pulled.pieces) == 1 else None
+    if plan is None or not _fits(plan, frame.schema()):
+        plan = pulled
+    return plan, pulled, logical.display_indent()
+
+
+def _fits(plan: Plan, schema: Any) -> bool:
+    """Whether the texts of a split question can be run, and their answer has the columns of the question's."""
+    (piece,) = plan.pieces
+    try:
+        (result,) = results_of([piece], Rows(), [])
+        merged = combine(piece, [result, result])
+        answer = finish(plan, [[result]], Rows(), [])
+    except Exception:  # noqa: BLE001 the engine's errors have no class of their own
+        return False
+    return _kinds(merged.schema) == _kinds(result.schema) and _kinds(answer.schema) == _kinds(schema)
+
+
+def _kinds(schema: Any) -> list[tuple[str, str]]:
+    return [(field.name, str(field.type).replace("string_view", "string")) for field in schema]
+
+
+def results_of(pieces: Sequence[Piece], rows: Rows, unreadable: list[str]) -> list[Any]:
+    """Return the results of the pieces over some rows."""
+    context = _context_of(rows, {piece.table for piece in pieces}, unreadable)
+    return [_sql(context, piece.host).to_arrow_table() for piece in pieces]
+
+
+def combine(piece: Piece, results: Iterable[Any]) -> Any:
+    """Return the results of several hosts as one."""
+    every = _concat(results)
+    if not piece.merge:
+        return every
+    context = _open_context()
+    _register(context, PARTIAL, every)
+    return _concat([every.schema.empty_table(), _sql(context, piece.merge).to_arrow_table()])
+
+
+def finish(plan: Plan, results: Sequence[Sequence[Any]], rows: Rows, unreadable: list[str]) -> Any:
+    """Return the answer to a question.
+
+    Args:
+        results: those of each piece, of which there is one at least.
+        rows: those of the tables that are not on hosts.
+        unreadable: gets the files that cannot be read.
+    """
+    if plan.rule == "pull":
+        live = {**rows.live}
+        for piece, some in zip(plan.pieces, results, strict=True):
+            live[piece.table] = _widened(SQL_TABLES[piece.table], _concat(some))
+        pulled = [piece.table for piece in plan.pieces]
+        context = _context_of(replace(rows, live=live), tables_of(plan.final), unreadable, pulled)
+        return _sql(context, plan.final).to_arrow_table()
+    context = _open_context()
+    _register(context, PARTIAL, _concat(results[0]))
+    return _sql(context, plan.final).to_arrow_table()
+
+
+def _concat(results: Iterable[Any]) -> Any:
+    """Results behind each other; versions of the engine may differ in how they represent text."""
+    tables = [*results]
+    schema = pa.schema([(field.name, field.type) for field in tables[0].schema])
+    return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables])
+
+
+def _widened(table: Table[Any], rows: Any) -> Any:
+    """With all columns: those that were not pulled are not looked at, and have no values."""
+    schema = schema_of(table)
+    columns = [
+        rows.column(one.name).cast(one.type) if one.name in rows.column_names else pa.nulls(len(rows), one.type)
+        for one in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

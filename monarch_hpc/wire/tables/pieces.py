@@ -1,0 +1,145 @@
+"""Questions whose rows stay on their hosts: the texts in SQL that hosts run, and how results are combined. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from typing import Any
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.wire.document import build
+from monarch_hpc.wire.tables.catalog import TABLES
+from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
+from monarch_hpc.wire.tables.samples import SAMPLES
+from monarch_hpc.wire.tables.schema import Table
+
+__all__ = [
+    "ON_HOSTS",
+    "RECORD_TABLES",
+    "SQL_TABLES",
+    "HostQuestion",
+    "Part",
+    "Piece",
+    "parse_part",
+    "parse_question",
+    "spans_of",
+]
+
+_SCALARS = (bool, int, float, str)
+
+SQL_TABLES: Mapping[str, Table[Any]] = {
+    name: table for name, table in TABLES.items() if all(column.kind in _SCALARS for column in table.columns)
+}
+"""The tables that questions can be about: those whose columns are plain values."""
+
+RECORD_TABLES = frozenset(table.name for table in (HANDLED, METRICS, SENDS, SPANS, TRANSFERS))
+"""Tables of the records that processes write."""
+
+ON_HOSTS = RECORD_TABLES | SAMPLES.keys()
+"""Tables whose rows stay on their host, where the text for hosts is run; rows of others are few, and are collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One result of each host.
+
+    Args:
+        table: the table that it is made of.
+        host: the text that makes it.
+        merge: the text that combines those of several hosts, which are the table ``partial``; empty if they are put
+            behind each other. Its result has the same columns.
+    """
+
+    table: str
+    host: str
+    merge: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostQuestion:
+    """The part of a question that hosts answer.
+
+    Args:
+        since_s: Unix time of the oldest row of the past that is of interest; 0 for all.
+    """
+
+    pieces: list[Piece] = field(default_factory=list)
+    since_s: float = 0.0
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables that it is about."""
+        return sorted({piece.table for piece in self.pieces})
+
+    def render(self) -> str:
+        """The question as text, for a message."""
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+
+def parse_question(text: str) -> HostQuestion:
+    """Return the question that `HostQuestion.render` made *text* of.
+
+    Raises:
+        FrameError: it is not one.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a question to hosts is not JSON: {error}") from error
+    question = build(HostQuestion, document, "a question to hosts") if isinstance(document, dict) else None
+    if not isinstance(question, HostQuestion) or not ON_HOSTS.issuperset(question.tables):
+        raise FrameError(f"a question to hosts is about {', '.join(sorted(ON_HOSTS))}, not {text:.80}")
+    return question
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the answer to such a question: of one process, or of hosts whose results have been combined.
+
+    Args:
+        results: the result of each piece, see `telemetry.sql.results`; empty for a process without an engine.
+        rows: the rows of such a process, as text by table.
+        ranks: the hosts that it is of, as ranges of ranks.
+        cut: hosts in it of whose rows only some fitted.
+        dropped: records that were overwritten in the memory of processes, and are not in files.
+    """
+
+    results: str = ""
+    rows: dict[str, str] = field(default_factory=dict)
+    ranks: list[list[int]] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    dropped: int = 0
+
+    def render(self) -> str:
+        """The part as text, for a message."""
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+
+def parse_part(text: str) -> Part:
+    """Return the part that `Part.render` made *text* of.
+
+    Raises:
+        FrameError: it is not one.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a part of an answer is not JSON: {error}") from error
+    part = build(Part, document, "a part of an answer") if isinstance(document, dict) else None
+    if not isinstance(part, Part) or any(len(span) != 2 for span in part.ranks):
+        raise FrameError(f"{text:.80} is not a part of an answer")
+    return part
+
+
+def spans_of(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers as ranges, each with its first and the one after its last."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number:
+            found[-1][1] += 1
+        else:
+            found.append([number, number + 1])
+    return found

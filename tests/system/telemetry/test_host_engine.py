@@ -1,0 +1,170 @@
+"""The engine of a host: its rows, also of the dead, and what becomes of a question when it is killed or stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_hpc.core.clock import monotonic, monotonic_ns
+from monarch_hpc.telemetry.clock import Correction
+from monarch_hpc.telemetry.history import HISTORY
+from monarch_hpc.telemetry.layout import CAST
+from monarch_hpc.telemetry.memory import make_memory
+from monarch_hpc.telemetry.reading import memory_of
+from monarch_hpc.telemetry.recorder import Recorder
+from monarch_hpc.telemetry.scribe.engine import HostEngine
+from monarch_hpc.testing import wait_until
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.questions import Rows
+from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, ProcOver, ProcRuns
+from monarch_hpc.wire.tables.catalog import TABLES
+from monarch_hpc.wire.tables.pieces import HostQuestion, Piece, parse_part
+from monarch_hpc.wire.tables.procs import RunProcess
+
+pytest.importorskip("datafusion")
+pytest.importorskip("pyarrow")
+results = pytest.importorskip("monarch_hpc.telemetry.sql.results")
+
+_PATIENCE_S = 120.0
+CORRECTION = Correction(5 * 10**9, 12.34)
+
+
+class Host:
+    """A host with one live proc and one that has died, and its engine."""
+
+    def __init__(self) -> None:
+        self.fds = [make_memory("proc") for _ in range(2)]
+        self.recorders = [Recorder(os.dup(fd), 0xA0 + place) for place, fd in enumerate(self.fds)]
+        for recorder in self.recorders:
+            mark = recorder.actor(7, "trainer", 3).mark
+            step = recorder.names.endpoint("trainer", "step")
+            peer = recorder.names.proc(0xF, "n2")
+            slot = recorder.handling(mark)
+            for number in range(1, 11):
+                slot.begin(step, peer, number | (CAST if number % 3 == 0 else 0), 10, monotonic_ns())
+                slot.end(40)
+            slot.begin(step, peer, 11, 10, monotonic_ns())
+            for number in (1, 2, 3):
+                recorder.sent(number, mark, step, peer, 100, 5)
+            recorder.answered(2)
+            recorder.sent(0, mark, step, peer, 1, 1)
+            recorder.wait(1, 1)
+            recorder.rings.metric(mark, recorder.names.metric("loss"), 0, 10, 0.5)
+            recorder.rings.span(mark, recorder.names.span("load"), 0, 0).end(failed=False)
+            recorder.rings.span(mark, recorder.names.span("open"), 0, 0)
+            recorder.moved("cma", peer, 30, 5_000, write=True, failed=False)
+        self.engine = HostEngine(lambda: BeginLeaf("n1", 4, "", 16), self.procs)
+
+    def procs(self) -> Iterator[tuple[Message, int]]:
+        for rank, fd in enumerate(self.fds):
+            yield ProcRuns("run", 1, rank, 70 + rank), fd
+        yield ProcOver("run", 1, 1, 71, "killed", True), -1
+
+    def ask(self, sql: str, table: str, timeout_s: float = _PATIENCE_S) -> Rows:
+        question = self.begin(sql, table, timeout_s)
+        wait_until("an answer", lambda: self.has(question), timeout_s=timeout_s + _PATIENCE_S)
+        return question[0]
+
+    def begin(self, sql: str, table: str, timeout_s: float = _PATIENCE_S) -> list[Rows]:
+        pieces = HostQuestion([Piece(table, sql)]).render()
+        asked = AskEngine(
+            ticket=9,
+            table=table,
+            where={},
+            timeout_s=timeout_s,
+            source="host n1",
+            max_bytes=1 << 20,
+            rows={},
+            dropped=0,
+            offset_ns=CORRECTION.offset_ns,
+            error_us=CORRECTION.error_us,
+            pieces=pieces,
+        )
+        answers: list[Rows] = []
+        self.engine.ask(asked, timeout_s, answers.append)
+        return answers
+
+    def has(self, answers: list[Rows]) -> bool:
+        """Whether a question is answered, after the engine's work."""
+        self.engine.work()
+        return bool(answers)
+
+    @property
+    def pid(self) -> int:
+        process = self.engine._process
+        assert process is not None
+        return process.pid
+
+    def close(self) -> None:
+        self.engine.close()
+        for recorder, fd in zip(self.recorders, self.fds, strict=True):
+            recorder.close()
+            os.close(fd)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host()
+    yield host
+    host.close()
+
+
+def rows_of(answer: Rows) -> list[dict[str, object]]:
+    (portion,) = answer.portions
+    part = parse_part(portion.rows)
+    assert part.ranks == [[4, 5]] and not part.cut and part.dropped == 0
+    (result,) = results.unpack(part.results)
+    found: list[dict[str, object]] = result.to_pylist()
+    return found
+
+
+@pytest.mark.slow  # starts an engine
+def test_a_host_has_the_rows_of_its_procs_and_of_the_dead(host: Host) -> None:
+    for table in ("handled", "sends", "metrics", "spans", "transfers"):
+        rows = rows_of(host.ask(f"SELECT * FROM {table}", table))
+        expected = []
+        for rank, fd in enumerate(host.fds):
+            process = RunProcess("run", 1, rank, "n1", 70 + rank, "ready", "")
+            names = [column.name for column in TABLES[table].columns]
+            for row in HISTORY[table](memory_of(fd), process, CORRECTION):
+                expected.append({name: getattr(row, name) for name in names})
+        assert len(rows) == len(expected) > 0, table
+        passing = {"t", "took_us", "ran_us"}  # that of what goes on; and floats against microseconds
+        plain = [
+            sorted(repr({k: v for k, v in row.items() if k not in passing}) for row in some)
+            for some in (rows, expected)
+        ]
+        assert plain[0] == plain[1], table
+
+
+@pytest.mark.slow  # starts an engine three times
+def test_an_engine_that_dies_or_hangs_loses_its_question_and_no_other(host: Host) -> None:
+    count = "SELECT count(*) AS num FROM handled"
+    assert rows_of(host.ask(count, "handled")) == [{"num": 22}]
+    os.kill(host.pid, signal.SIGSTOP)
+    started_s = monotonic()
+    assert host.ask(count, "handled", 0.3) == Rows(9, [], [], [])
+    assert monotonic() - started_s < _PATIENCE_S
+    first, second = host.begin(count, "handled"), host.begin(count, "handled")
+    os.kill(host.pid, signal.SIGKILL)
+    wait_until("answers", lambda: host.has(first) and host.has(second), timeout_s=_PATIENCE_S)
+    assert first == [Rows(9, [], [], [])]
+    assert rows_of(second[0]) == [{"num": 22}]
+    assert host.ask("SELECT nonsense FROM handled", "handled") == Rows(9, [], [], [])
+
+
+def test_what_does_not_fit_is_cut() -> None:
+    import pyarrow as pa
+
+    table = pa.table({"t": [*range(10_000)], "x": [os.urandom(8).hex() for _ in range(10_000)]})
+    text, is_cut = results.fit([table], 20_000, 1_000_000)
+    (left,) = results.unpack(text)
+    assert is_cut and len(text) <= 20_000 and 0 < len(left) < 10_000
+    assert left.column("t").to_pylist() == [*range(len(left))]
+    assert results.fit([table], 1 << 30, 7)[1]
+    assert not results.fit([table], 1 << 30, 10_000)[1]
+    with pytest.raises(Exception, match="cannot be read"):
+        results.unpack("\x00")
