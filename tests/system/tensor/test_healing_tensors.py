@@ -23,6 +23,7 @@ from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, heal_mesh
 from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.tensor import inspect
 from tests.system.support.controlling import settle
+from tests.system.tensor.conftest import PRELOADED
 
 STEPS = 6
 _NOTHING: dict[int, Callable[[Mesh], None]] = {}
@@ -31,7 +32,7 @@ _NOTHING: dict[int, Callable[[Mesh], None]] = {}
 @pytest.fixture
 def mesh(hosts: HostMesh, procs: ProcMesh) -> Iterator[Mesh]:
     """Four procs, 2 x 2."""
-    grid = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=["torch"])
+    grid = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
     settle(grid)
     yield Mesh(procs=grid)
     grid.stop().get()
@@ -202,7 +203,7 @@ def test_what_a_repeated_batch_does_not_bring_back_is_refused_and_can_be_rewound
 
 
 def test_a_parameter_of_which_nobody_has_a_copy_is_lost(hosts: HostMesh, procs: ProcMesh) -> None:
-    pair = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=["torch"])
+    pair = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
     settle(pair)
     mesh = Mesh(procs=pair)
     weight: Any = distribute(torch.ones(4, requires_grad=True), mesh, ["dp"])

@@ -166,7 +166,7 @@ class RankHealing:
         """Execute the update of a commit that is done; this rank ends if it fails: nobody else could know its state."""
         try:
             self.journal.update(own)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 whatever it was, the parameters are half changed
             traceback.print_exc()
             print("an optimizer's step failed on this rank after it was committed: the rank ends", file=sys.stderr)
             sys.stderr.flush()
