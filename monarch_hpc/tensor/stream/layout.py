@@ -45,6 +45,8 @@ _FIXED = {
     records.ALIAS: RecordLayout(3, (1,), 2, 1),
     records.PUT: RecordLayout(3, (), 2, 1, 1),
     records.LEND: RecordLayout(3, (1,)),
+    records.UPDATE: RecordLayout(5),
+    records.COMMIT: RecordLayout(3),
 }
 
 
