@@ -1,7 +1,8 @@
 """Measures what versions cost a training: `python -m benchmarks.commit`.
 
-Meshes with `commit=True` and `commit=False` take turns at the same steps, op by op, with a loss that is read in each. On
-a shared machine, CPU times say more than elapsed ones: that of all ranks, and that of the program. Goal: 5 % of a step.
+Meshes with `commit=True` and `commit=False` take turns at the same steps, op by op, with a loss that is read in each.
+On a shared machine, CPU times say more than elapsed ones: that of all ranks, and that of the program. Goal: 5 % of a
+step.
 """
 
 from __future__ import annotations

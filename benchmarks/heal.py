@@ -2,6 +2,7 @@
 
     python -m benchmarks.heal --seeds 300              # one line a seed, and a summary
     python -m benchmarks.heal --seeds 8 --first 100
+    python -m benchmarks.heal --seeds 20 --captured    # steps are captured
     python -m benchmarks.heal --seeds 20 --no-barrier  # without the barrier of commits: ends torn, or wrong
 
 A 2 x 2 mesh (data x tensor parallel) trains a small network with dropout, batch norm, clipping, AdamW and a schedule.
@@ -151,7 +152,7 @@ def draw(seed: int) -> list[list[Any]]:
 class Training:
     """One training; the program follows the version of the mesh where repeating the batch would not be exact."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, *, captured: bool) -> None:
         torch.manual_seed(1)
         module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.25), nn.Linear(8, 3))
         plan: dict[str, Any] = {"0.weight": ["tp", None], "0.bias": ["tp"], "4.weight": [None, "tp"]}
@@ -168,17 +169,22 @@ class Training:
         self.heals_s: list[float] = []
         self.detected_s: list[float] = []
         self.num_rewinds = 0
+        self._on_ranks = mesh.capture(self._written) if captured else self._written
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
         """One batch; its loss."""
-        self.optimizer.zero_grad()
         rows, labels = (distribute(part, self.mesh, ["dp"]) for part in (x, y))
+        loss: Any = self._on_ranks(rows, labels)
+        self.schedule.step()
+        return float(loss.item())
+
+    def _written(self, rows: Any, labels: Any) -> Any:
+        self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(rows), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
         self.optimizer.step()
-        self.schedule.step()
-        return loss.item()
+        return loss
 
     def run(self, killed: Path) -> None:
         """All steps.
@@ -219,10 +225,11 @@ class Training:
 class Campaign:
     """Runs on one mesh after the other."""
 
-    def __init__(self, hosts: HostMesh, folder: Path, *, barrier: bool) -> None:
+    def __init__(self, hosts: HostMesh, folder: Path, *, barrier: bool, captured: bool) -> None:
         self._hosts = hosts
         self._path = folder / "plan"
         self._barrier = barrier
+        self._captured = captured
         self.mesh: Mesh | None = None
 
     def run(self, plan: list[list[Any]]) -> Training:
@@ -234,7 +241,7 @@ class Campaign:
             )
             self._saboteurs = procs.spawn("saboteur", Saboteur, str(self._path), barrier=self._barrier)
             self.mesh = Mesh(procs=procs)
-        training = Training(self.mesh)
+        training = Training(self.mesh, captured=self._captured)
         self._write(plan, [proc.restarts for proc in self.mesh.procs.procs])
         self._saboteurs.rearm.call().get()
         training.run(self._path.with_suffix(".killed"))
@@ -290,12 +297,13 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--captured", action="store_true")
     parser.add_argument("--no-barrier", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("MONARCH_HPC_TENSOR__HEALS_AN_HOUR", "100000")
     with tempfile.TemporaryDirectory() as folder, open_local(1, load({}).config) as directory:
         os.environ[DIRECTORY_VARIABLE], os.environ[RUN_VARIABLE] = str(directory), "feedbeef"
-        campaign = Campaign(own_hosts(), Path(folder), barrier=not options.no_barrier)
+        campaign = Campaign(own_hosts(), Path(folder), barrier=not options.no_barrier, captured=options.captured)
         num_wrong = measure(campaign, range(options.first, options.first + options.seeds))
         campaign.give_up()
     sys.stdout.flush()

@@ -70,7 +70,7 @@ def read_overview(directory: Path, names: Collection[str], timeout_s: float, *, 
     processes: list[ProcCalls] = []
     if live and OF_PROCESSES.intersection(wanted):
         answer = query_rows(directory, CALLS, timeout_s)
-        missing += [f"the head of {directory.name}"] if answer is None else [*answer.missing, *answer.left_out]
+        missing += [f"the head of {name_of(directory)}"] if answer is None else [*answer.missing, *answer.left_out]
         processes = [] if answer is None else answer.rows
     read: dict[str, Callable[[], list[object]]] = {
         ACTORS.name: lambda: [*actors_of(processes)],

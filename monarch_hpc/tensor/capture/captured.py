@@ -40,8 +40,6 @@ _MAX_PROGRAMS = 4
 _MAX_RECORDINGS = 24
 """Recordings of one kind of call, after which it runs as written: the function differs from call to call."""
 
-_VERSIONS = "the mesh keeps versions for heal_mesh, which no replay makes: Mesh(commit=False) keeps none"
-
 _CHANGED = "it changes the shape of a tensor that it has not made, or the tensor's place in autograd's graph"
 
 _dropped: WeakKeyDictionary[TensorEngine, deque[CapturedProgram]] = WeakKeyDictionary()
@@ -114,9 +112,6 @@ class Captured(Generic[P, R]):
         """Replay the function, or run and record it."""
         view = self._view
         if view.engine.recorder is not None:  # a part of another captured function
-            return self._function(*args, **kwargs)
-        if view.mesh and view.engine.recovery is not None:
-            self._why = _VERSIONS
             return self._function(*args, **kwargs)
         leaves, tree = _flattened(args, kwargs)
         given: list[MeshTensor] = []

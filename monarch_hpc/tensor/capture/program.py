@@ -14,9 +14,10 @@ from monarch_hpc.tensor.capture.recorder import StepRecording
 from monarch_hpc.tensor.capture.recording import CannotCapture, difference_of
 from monarch_hpc.tensor.capture.results import Results
 from monarch_hpc.tensor.ops.dispatch import put
+from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.stream.engine import View
-from monarch_hpc.tensor.stream.records import FREE, OptimizerSpec, ProgramSpec
+from monarch_hpc.tensor.stream.records import BACKWARD, FREE, OPTIMIZER_STEP, OptimizerSpec, ProgramSpec
 from monarch_hpc.tensor.stream.sites import Site, line_of
 
 __all__ = ["CapturedProgram", "check_alike"]
@@ -114,10 +115,22 @@ class CapturedProgram:
         ]
         if recording.leaves.keys() - recording.externals.keys() - recording.own.keys():
             raise CannotCapture("it computes gradients of its arguments: reach them by its closure, or detach() them")
-        self._spec, self.sites = _compile(recording, num_formals, specs)
+        self._commits = _commits_on(view)
+        self._spec, self.sites = _compile(recording, num_formals, specs, commits=self._commits)
+        self._num_changes = recording.num_changes
+        self._steps = self._steps_of(recording)
         self.ops = recording.ops
         self._key = object()
         self._epoch = view.engine.epoch
+
+    def _steps_of(self, recording: StepRecording) -> list[list[GraphLeaf] | torch.optim.Optimizer]:
+        """What a replay does for versions, see `Versions.note_replay`."""
+        graded = [leaf for leaf, _, has_grad in self._leaves if has_grad]
+        return [
+            graded if op.ints[0] == BACKWARD else recording.optimizers[op.ints[1]]
+            for op in recording.ops
+            if op.ints[0] in (BACKWARD, OPTIMIZER_STEP)
+        ]
 
     @property
     def num_ops(self) -> int:
@@ -129,6 +142,7 @@ class CapturedProgram:
         with torch._C.DisableTorchFunction():  # a mode would see each question to a tensor
             return (
                 self._epoch == self._view.engine.epoch  # no heal has ended it
+                and self._commits is _commits_on(self._view)
                 and self._guards.hold()
                 and all(leaf.has_grad is had for leaf, had, _ in self._leaves)
                 and all(optimizer.is_unchanged() for optimizer in self._optimizers)
@@ -152,7 +166,12 @@ class CapturedProgram:
         spec = self._spec
         with engine.lock:
             template = engine.template(self._key, lambda: spec, view)
+            recovery = engine.recovery if self._commits else None
+            if recovery is not None:
+                recovery.note_optimizers([step for step in self._steps if not isinstance(step, list)])
             first = engine.emit(view, [template, -1, *numbers], spec.num_values, sites=self.sites)
+            if recovery is not None:
+                recovery.note_replay(self._steps, self._num_changes)
             engine.flush()
         for leaf, _, has_grad in self._leaves:
             leaf.has_grad, leaf.grad = has_grad, None
@@ -182,8 +201,14 @@ class CapturedProgram:
             engine.templates.forget(self._key)
 
 
+def _commits_on(view: View) -> bool:
+    """Whether steps on the ranks of a view are versions."""
+    recovery = view.engine.recovery
+    return recovery is not None and recovery.covers(view)
+
+
 def _compile(
-    recording: StepRecording, num_formals: int, specs: list[OptimizerSpec]
+    recording: StepRecording, num_formals: int, specs: list[OptimizerSpec], *, commits: bool
 ) -> tuple[ProgramSpec, tuple[Site, ...]]:
     """The program of a recording, which frees each value after its last use, and its lines."""
     kept = {recording.own[number] for number in recording.kept}
@@ -223,5 +248,6 @@ def _compile(
         len(recording.ops),
         tuple(objects),
         tuple(specs),
+        commits,
     )
     return spec, tuple(op.site for op in recording.ops)

@@ -31,6 +31,7 @@ class StepRecording:
         leaves: leaves of autograd by number, and whether each had a gradient at the begin.
         optimizers: those that took steps.
         specs: their descriptions before the steps.
+        num_changes: number of its writes to what is older, see `Versions.num_changes`.
     """
 
     def __init__(self, found: Normalizer, kept: set[int], recorder: StepRecorder) -> None:
@@ -43,6 +44,7 @@ class StepRecording:
         self.leaves = recorder.leaves
         self.optimizers = recorder.optimizers
         self.specs = [mark.spec for mark in recorder.marks]
+        self.num_changes = recorder.num_changes
 
 
 class StepRecorder:
@@ -57,6 +59,7 @@ class StepRecorder:
         marks: steps of optimizers.
         optimizers: the optimizers, one for each mark.
         sources: tensors of the program that were sent.
+        num_changes: see `StepRecording`; after it was left.
     """
 
     def __init__(self, view: View, formals: list[int]) -> None:
@@ -72,6 +75,7 @@ class StepRecorder:
         self._refusal: CannotCapture | None = None
         self._hooks: list[Any] = []
         self._base = 0
+        self._changes_before = self.num_changes = 0
         self._others: list[tuple[TensorEngine, int]] = []
 
     def __enter__(self) -> Self:
@@ -83,6 +87,7 @@ class StepRecorder:
             engine.lock.release()
             raise
         self._base = engine.next_value
+        self._changes_before = self._num_changes()
         self._others = [(one, one.num_issued) for one in ENGINES if one is not engine]
         engine.recorder = self
         self._hooks = [
@@ -95,11 +100,16 @@ class StepRecorder:
         engine = self._view.engine
         for hook in self._hooks:
             hook.remove()
+        self.num_changes = self._num_changes() - self._changes_before
         try:
             engine.flush()
         finally:
             engine.recorder = None
             engine.lock.release()
+
+    def _num_changes(self) -> int:
+        recovery = self._view.engine.recovery
+        return 0 if recovery is None else recovery.num_changes
 
     # ---- notes ----
 

@@ -128,6 +128,10 @@ class Normalizer:
                 self.freed.update(number for number in record[2:] if number >= self._base)
                 continue
             site = next(lines)
+            if record[0] == records.UPDATE:
+                continue  # a replay has its own commit
+            if record[0] == records.COMMIT and not is_step:
+                raise CannotCapture(f"it makes a version beside those of optimizers, at {line_of(site)}")
             if view is not self._view:
                 raise CannotCapture(
                     f"it uses tensors on {view.region.extent} besides those on {self._view.region.extent}, at "

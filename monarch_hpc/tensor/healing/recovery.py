@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Sequence
 from threading import RLock
 from typing import Any
 from weakref import WeakSet
@@ -36,6 +37,7 @@ class Recovery:
         mark: number of the first value that is younger than the decided version.
         last_mark: likewise of the last commit that was issued.
         obstacle: why repeating the last batch would not be exact; empty if it would be.
+        num_changes: number of changes that the program may not repeat, in all.
         lost_leaves: leaves whose gradients were computed before the decided version, and not dropped since.
         num_heals: number of heals.
         begun_s: when the heals of the last hour began.
@@ -57,6 +59,7 @@ class Recovery:
         self._steps = {0: 0}
         self._backwards: dict[int, int] = {}
         self._changes: dict[int, int] = {}
+        self.num_changes = 0
         self._in_step = False
         self.last_mark = 0
         self._snapshots: deque[tuple[int, OptimizerSnapshot]] = deque()
@@ -78,10 +81,13 @@ class Recovery:
     def before_step(self, view: View, optimizer: torch.optim.Optimizer) -> None:
         """Note the state of an optimizer before its step, whose operations are to be one unit."""
         begin_step(self._engine, view)
-        while self._snapshots and self._snapshots[0][0] < self.known:
-            self._snapshots.popleft()
+        self._forget_snapshots()
         self._in_step = True
         self._snapshots.append((self._issued, OptimizerSnapshot(optimizer)))
+
+    def _forget_snapshots(self) -> None:
+        while self._snapshots and self._snapshots[0][0] < self.known:
+            self._snapshots.popleft()
 
     @property
     def num_steps(self) -> int:
@@ -97,10 +103,34 @@ class Recovery:
             self.last_mark, self._in_step = engine.next_value, False
             if not end_step(engine, self._issued + 1):
                 engine.emit(view, [COMMIT, self._issued + 1, self.last_mark], depth=3)
-            self._issued += 1
-            self._steps[self._issued] = self._steps[self._issued - 1] + num_steps
-            self._committed_at, self._num_harmless = engine.num_issued, 0
-            self._fresh.clear()
+            self._note_commit(num_steps)
+
+    def _note_commit(self, num_steps: int) -> None:
+        """Note that a commit was issued."""
+        self._issued += 1
+        self._steps[self._issued] = self._steps[self._issued - 1] + num_steps
+        self._committed_at, self._num_harmless = self._engine.num_issued, 0
+        self._fresh.clear()
+
+    def covers(self, view: View) -> bool:
+        """Whether steps on the ranks of a view are versions."""
+        return view.mesh > 0 and len(view.ranks) == self.ranks.num_ranks
+
+    def note_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Note the states of optimizers before a captured step in which each makes a version."""
+        self._forget_snapshots()
+        self._snapshots += [(self._issued + at, OptimizerSnapshot(one)) for at, one in enumerate(optimizers)]
+
+    def note_replay(self, steps: Sequence[list[Any] | torch.optim.Optimizer], num_changes: int) -> None:
+        """Note what a captured step has done that was replayed; the caller holds the lock."""
+        for step in steps:
+            if isinstance(step, list):
+                self.note_backward(step)
+            else:
+                self.last_mark = self._engine.next_value
+                self._note_commit(num_steps=1)
+        for _ in range(num_changes):
+            self.note_change()
 
     def note_backward(self, leaves: list[Any]) -> None:
         """Note that a backward pass adds to the gradients of *leaves*."""
@@ -113,6 +143,7 @@ class Recovery:
     def note_change(self) -> None:
         """Note a change of what is older than the last commit, which the program may not repeat with its batch."""
         if not self._in_step:
+            self.num_changes += 1
             self._changes[self._issued] = self._changes.get(self._issued, 0) + 1
 
     def note_harmless(self) -> None:
@@ -254,7 +285,7 @@ class Recovery:
 
 def _recovery_of(view: View) -> Recovery | None:
     recovery = view.engine.recovery
-    return recovery if isinstance(recovery, Recovery) and len(view.ranks) == recovery.ranks.num_ranks else None
+    return recovery if isinstance(recovery, Recovery) and recovery.covers(view) else None
 
 
 def _with_optimizer(view: View) -> None:

@@ -46,6 +46,8 @@ _FIXED = {
     records.PUT: RecordLayout(3, (), 2, 1, 1),
     records.LEND: RecordLayout(3, (1,)),
     records.LOAN: RecordLayout(3, (1,)),
+    records.UPDATE: RecordLayout(5),
+    records.COMMIT: RecordLayout(3),
 }
 
 

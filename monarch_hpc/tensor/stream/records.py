@@ -242,6 +242,7 @@ class ProgramSpec(NamedTuple):
         num_ops: number of sequence numbers that its records take.
         objects: what its records refer to.
         optimizers: those that take steps.
+        commits: whether each step of one is a commit of all ranks.
     """
 
     ints: bytes
@@ -253,6 +254,7 @@ class ProgramSpec(NamedTuple):
     num_ops: int
     objects: tuple[Any, ...]
     optimizers: tuple[OptimizerSpec, ...]
+    commits: bool
 
 
 class ModulePlan(NamedTuple):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
+
+import torch
 
 __all__ = ["Versions"]
 
@@ -39,6 +42,28 @@ class Versions(Protocol):
 
     def note_harmless(self) -> None:
         """Note an operation that changes nothing which outlives it."""
+        ...
+
+    def covers(self, view: Any) -> bool:
+        """Whether steps on the ranks of a view are versions."""
+        ...
+
+    @property
+    def num_changes(self) -> int:
+        """Number of `note_change` so far."""
+        ...
+
+    def note_replay(self, steps: Sequence[Any], num_changes: int) -> None:
+        """Note that a captured step was replayed.
+
+        Args:
+            steps: what it does, in order: leaves of a backward pass, or an optimizer that takes a step.
+            num_changes: number of changes that it makes beside.
+        """
+        ...
+
+    def note_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Note the states of optimizers that take steps in a captured step, before it is replayed."""
         ...
 
     def release(self, version: int, effects: int) -> None:

@@ -26,7 +26,7 @@ from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.healing.update import Update
 from monarch_hpc.tensor.worker.local import wait_for_worker
-from monarch_hpc.tensor.worker.programs import ReplayedProgram
+from monarch_hpc.tensor.worker.programs import ReplayedProgram, SteppedOptimizer, SteppedUpdate
 from monarch_hpc.tensor.worker.queue import Queue
 from monarch_hpc.tensor.worker.report import LoanFailed
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
@@ -149,12 +149,12 @@ class Execution:
                 return RecordStep(request.name, 4 + len(refs), run, results, written)
             case records.OPTIMIZER_STEP if self._program is not None:
                 optimizer = self._program.optimizers[a[i + 1]]
-                run = partial(optimizer.step, values, self._program.floats, self.sharding)
+                run = partial(self._step, self._program, optimizer, seq)
                 return RecordStep("Optimizer.step", 2, run, written=optimizer.written)
             case records.UPDATE:
                 num, end = 1 + a[i + 2], i + 5 + a[i + 1]
                 update = partial(self._update, a[i + 5 : end], a[i + 3], a[i + 4], seq + 1, objects)
-                return RecordStep("Optimizer.step", end - i, update if a[i + 1] else _nothing, num=num)
+                return RecordStep("Optimizer.step", end - i, update, num=num)
             case records.COMMIT:
                 return RecordStep("commit", 3, partial(self.healing.commit, a[i + 1], a[i + 2]))
             case number:
@@ -195,10 +195,30 @@ class Execution:
         finally:
             self._program = None
 
+    def _step(self, program: ReplayedProgram, optimizer: SteppedOptimizer, seq: int) -> None:
+        """Take an optimizer's step in a captured step; commit it where there are versions."""
+        values, sharding = self.values, self.sharding
+        if sharding is None:
+            optimizer.step(values, program.floats, None)
+            return
+        journal = self.healing.journal
+
+        def take() -> None:
+            journal.save(values.get(number) for number in optimizer.written)  # it may step their memory
+            optimizer.step(values, program.floats, sharding)
+
+        if program.commits:
+            update = SteppedUpdate(optimizer, values, program.floats)
+            self.healing.update(update, journal.version + 1, program.mark, sharding, take, seq)
+        else:
+            take()
+
     def _update(self, ints: list[int], version: int, mark: int, seq: int, objects: Sequence[Any]) -> None:
-        """Execute and commit an optimizer's step."""
+        """Execute and commit an optimizer's step; an empty one is committed by a later record."""
+        if not ints:
+            return
         update = Update(ints, self.templates, self.values)
-        self.healing.update(update, version, mark, self.sharding, partial(self._run, seq, ints, objects))
+        self.healing.update(update, version, mark, self.sharding, partial(self._run, seq, ints, objects), seq)
 
     # ---- gradients ----
 
@@ -381,10 +401,6 @@ class Execution:
         if root:
             raise Dependent(root - 1)
         self.values[out] = value
-
-
-def _nothing() -> None:
-    """Is what an empty step does."""
 
 
 _KEPT = (torch.Tensor, OpaqueRef)

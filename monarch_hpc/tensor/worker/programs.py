@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from monarch_hpc.tensor.stream.records import OptimizerSpec, ProgramSpec, Ref, float_of
-from monarch_hpc.tensor.worker.values import Dependent, Values
+from monarch_hpc.tensor.stream.records import OPTIMIZER_STEP, OptimizerSpec, ProgramSpec, Ref, float_of
+from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
-__all__ = ["ReplayedProgram", "SteppedOptimizer"]
+__all__ = ["ReplayedProgram", "SteppedOptimizer", "SteppedUpdate"]
 
 
 class ReplayedProgram:
@@ -20,6 +20,8 @@ class ReplayedProgram:
         floats: the floats for optimizers of the replay under way.
         objects: what its records refer to.
         optimizers: those that take steps.
+        commits: whether each step of one is a commit.
+        mark: number of the first value that is younger than the replay under way.
     """
 
     def __init__(self, spec: ProgramSpec) -> None:
@@ -31,6 +33,8 @@ class ReplayedProgram:
         self.num_values = spec.num_values
         self.num_ops = spec.num_ops
         self.objects = spec.objects
+        self.commits = spec.commits
+        self.mark = 0
         self.floats: list[float] = []
         self.optimizers: list[SteppedOptimizer] = []
         begin = 0
@@ -46,6 +50,7 @@ class ReplayedProgram:
             given: numbers of its arguments, then the bits of floats.
         """
         self.floats = [float_of(bits) for bits in given[self.num_formals :]]
+        self.mark = first + self.num_values
         ints = self._ints.copy()
         for place in self._own:
             ints[place] += first
@@ -62,6 +67,7 @@ class SteppedOptimizer:
         begin: place of its first float among those of a replay.
 
     Attributes:
+        parameters: numbers of the parameters.
         written: numbers of the values that a step writes to.
     """
 
@@ -71,14 +77,14 @@ class SteppedOptimizer:
         self._optimizer: Any = None
         self._is_local = False
         self._locals: list[Any] = []
-        self._parameters = [number for numbers, _ in spec.groups for number in numbers]
+        self.parameters = [number for numbers, _ in spec.groups for number in numbers]
         self._state = [
             (place, name, entry.number)
             for place, state in enumerate(spec.state)
             for name, entry in state.items()
             if isinstance(entry, Ref)
         ]
-        self.written = (*self._parameters, *(number for _, _, number in self._state))
+        self.written = (*self.parameters, *(number for _, _, number in self._state))
 
     def step(self, values: Values, floats: list[float], sharding: Any) -> None:
         """Take a step.
@@ -89,7 +95,7 @@ class SteppedOptimizer:
             sharding: how operators run; None where each rank has values of its own.
         """
         values.check(self.written)
-        for number in self._parameters:
+        for number in self.parameters:
             if number in values.grads:
                 raise Dependent(values.grads[number].root)
         if self._optimizer is None:
@@ -102,9 +108,9 @@ class SteppedOptimizer:
             else:
                 given = groups[group][option]
                 groups[group][option] = (*given[:place], value, *given[place + 1 :])
-        parameters = [values[number] for number in self._parameters]
+        parameters = [values[number] for number in self.parameters]
         if sharding is not None:
-            for number, parameter, local in zip(self._parameters, parameters, self._locals, strict=True):
+            for number, parameter, local in zip(self.parameters, parameters, self._locals, strict=True):
                 grad = sharding.grad_of(number, values)
                 if local is not parameter:
                     local.grad = None if grad is None else local_of(grad)
@@ -123,7 +129,7 @@ class SteppedOptimizer:
         return local_of(value) if self._is_local else value
 
     def _made(self, values: Values) -> Any:
-        parameters = [values[number] for number in self._parameters]
+        parameters = [values[number] for number in self.parameters]
         # Elementwise, so that steps on shards give the shards of a step.
         self._is_local = all(
             is_placed_alike(parameters[place], values[number]) for place, _, number in self._state
@@ -134,7 +140,7 @@ class SteppedOptimizer:
             for numbers, options in self._spec.groups
         ]
         optimizer = cls(groups)
-        for number, state in zip(self._parameters, self._spec.state, strict=True):
+        for number, state in zip(self.parameters, self._spec.state, strict=True):
             if state:
                 optimizer.state[self._local(values[number])] = {
                     name: self._local(values[entry.number])
@@ -146,6 +152,37 @@ class SteppedOptimizer:
                 }
         self._locals = [self._local(parameter) for parameter in parameters]
         return optimizer
+
+
+class SteppedUpdate:
+    """One step of an optimizer of a captured step, as a part of a commit; attributes and methods as of `Update`.
+
+    Args:
+        optimizer: the optimizer.
+        values: values of this rank.
+        floats: those of the replay.
+    """
+
+    def __init__(self, optimizer: SteppedOptimizer, values: Values, floats: list[float]) -> None:
+        self._optimizer = optimizer
+        self._values = values
+        self._floats = floats
+        self.operations: tuple[int, ...] | None = (OPTIMIZER_STEP, *optimizer.written)
+        self.leaves = optimizer.parameters
+
+    def lacks(self) -> bool:
+        """Whether it uses a value that could not be made."""
+        return any(type(self._values.get(number)) is Failure for number in self._optimizer.written)
+
+    def placements(self) -> list[Any]:
+        """How the tensors are placed that it uses, and gradients, which must be summed before."""
+        values = self._values
+        found = [getattr(values.get(number), "_spec", None) for number in self._optimizer.written]
+        return found + [getattr(values[leaf].grad, "_spec", None) for leaf in self.leaves]
+
+    def apply(self, sharding: Any) -> None:
+        """Take it; in the context of *sharding*."""
+        self._optimizer.step(self._values, self._floats, sharding)
 
 
 def is_placed_alike(one: Any, other: Any) -> bool:

@@ -13,6 +13,9 @@ from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.config.load import load
 from tests.system.support.controlling import controlled, settle
 
+PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor")
+"""What `Mesh` has its procs fork with: a worker that loads it itself takes two seconds for it."""
+
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
@@ -29,7 +32,7 @@ def hosts() -> Iterator[HostMesh]:
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
     """Two procs along ``dp``."""
-    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=["torch"])
+    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
     settle(procs)
     with procs.activate():
         pass  # opens the workers, whose connections stay

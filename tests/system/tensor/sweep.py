@@ -194,15 +194,14 @@ class _Run:
                 found = op(*run_args, **run_kwargs)
         except Exception as error:  # noqa: BLE001 torch's errors of any class
             status, text = (1 if rules.is_refusal(error) else 3), f"{type(error).__name__}: {str(error)[:200]}"
+        pairs = list(zip(tree_leaves((found, run_args, run_kwargs)), tree_leaves(expected), strict=False))
+        if status == 0 and any(_is_bad(one, other) for one, other in pairs):
+            status, text = 3, "shape, type or shards"
         low, high = self.agreed(status)
-        if low == high == 0:
-            pairs = list(zip(tree_leaves((found, run_args, run_kwargs)), tree_leaves(expected), strict=False))
-            status = max((_badness(one, other) for one, other in pairs), default=0)
+        if high == 0:
+            status = 0 if all(_equal(one, other) for one, other in pairs) else 3
             low, high = self.agreed(status)
-            if high == 0:
-                status = 0 if all(_equal(one, other) for one, other in pairs) else 3
-                low, high = self.agreed(status)
-            text = text or ("" if high == 0 else "shape, type or shards" if status == 0 else "value")
+            text = "value" if high else ""
         kind = "right" if high == 0 else "refused" if low == high == 1 else "wrong"
         if kind == "wrong":
             self.wrong[str(op), regular] += 1
@@ -211,16 +210,16 @@ class _Run:
         self.outcomes.append((str(op), regular, kind, f"{shapes} {placements} {text}"))
 
 
-def _badness(found: Any, expected: Any) -> int:
+def _is_bad(found: Any, expected: Any) -> bool:
     """Whether shape, type or shards cannot be right, so that to gather them would fail."""
     if isinstance(expected, torch.Tensor) != isinstance(found, torch.Tensor):
-        return 3
+        return True
     if not isinstance(expected, torch.Tensor):
-        return 0 if found == expected or callable(found) else 3
+        return not (found == expected or callable(found))
     if found.shape != expected.shape or found.dtype != expected.dtype or not isinstance(found, DTensor):
-        return 3
+        return True
     shape, _ = compute_local_shape_and_global_offset(found.shape, found.device_mesh, found.placements)
-    return 0 if tuple(found._local_tensor.shape) == tuple(shape) else 3
+    return tuple(found._local_tensor.shape) != tuple(shape)
 
 
 def _equal(found: Any, expected: Any) -> bool:

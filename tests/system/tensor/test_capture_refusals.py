@@ -16,12 +16,13 @@ from monarch_hpc.distributed import Mesh, distribute
 from monarch_hpc.exceptions import RemoteOpError
 from monarch_hpc.tensor import inspect
 from tests.system.support.controlling import settle
+from tests.system.tensor.conftest import PRELOADED
 
 
 @pytest.fixture(scope="module")
 def twin(hosts: HostMesh) -> Iterator[ProcMesh]:
     """Other procs."""
-    found = hosts.slice(hosts=0).spawn_procs({"dp": 1}, preload=["torch"])
+    found = hosts.slice(hosts=0).spawn_procs({"dp": 1}, preload=PRELOADED)
     settle(found)
     yield found
     found.stop().get(60)

@@ -16,6 +16,7 @@ from torch import nn
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
 from tests.system.support.controlling import settle
+from tests.system.tensor.conftest import PRELOADED
 from tests.system.tensor.trainings import batches, by_ddp, by_fsdp, losses, network
 
 _GET_S = 60.0
@@ -24,7 +25,7 @@ _GET_S = 60.0
 @pytest.fixture(scope="module")
 def grid(hosts: HostMesh) -> Iterator[ProcMesh]:
     """Four procs, 2 x 2."""
-    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=["torch"])
+    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
     settle(procs)
     yield procs
     procs.stop().get(_GET_S)

@@ -14,7 +14,7 @@ from tests.guards.tree import ROOT
 
 @pytest.mark.slow
 def test_trainings_whose_ranks_are_killed_end_equal() -> None:
-    argv = [sys.executable, "-m", "benchmarks.heal", "--first", "5", "--seeds", "2"]
+    argv = [sys.executable, "-m", "benchmarks.heal", "--first", "37", "--seeds", "2"]
     run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     assert "{'equal': 2, 'lost': 0, 'wrong': 0}" in run.stdout

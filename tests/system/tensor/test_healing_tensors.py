@@ -23,6 +23,7 @@ from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, heal_mesh
 from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.tensor import inspect
 from tests.system.support.controlling import settle
+from tests.system.tensor.conftest import PRELOADED
 
 STEPS = 6
 _NOTHING: dict[int, Callable[[Mesh], None]] = {}
@@ -31,7 +32,7 @@ _NOTHING: dict[int, Callable[[Mesh], None]] = {}
 @pytest.fixture
 def mesh(hosts: HostMesh, procs: ProcMesh) -> Iterator[Mesh]:
     """Four procs, 2 x 2."""
-    grid = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=["torch"])
+    grid = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
     settle(grid)
     yield Mesh(procs=grid)
     grid.stop().get()
@@ -53,7 +54,7 @@ def _read_until_lost(tensor: Any) -> None:
 class Training:
     """Some steps with dropout, batch norm, clipping and a schedule; the loop that everyone writes."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, *, captured: bool = False) -> None:
         torch.manual_seed(1)
         module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.25), nn.Linear(8, 3))
         plan: dict[str, Any] = {"0.weight": ["tp", None], "0.bias": ["tp"], "4.weight": [None, "tp"]}
@@ -66,19 +67,24 @@ class Training:
         mesh.manual_seed(3)
         mesh.commit()
         self.errors: list[DeviceMeshError] = []
+        self.on_ranks: Any = mesh.capture(self._on_ranks) if captured else self._on_ranks
 
     def step(self, x: torch.Tensor, y: torch.Tensor, before_step: Callable[[Mesh], None] | None = None) -> float:
         """One batch; its loss."""
-        self.optimizer.zero_grad()
         rows, labels = (distribute(part, self.mesh, ["dp"]) for part in (x, y))
+        loss: Any = self.on_ranks(rows, labels, before_step)
+        self.schedule.step()
+        return float(loss.item())
+
+    def _on_ranks(self, rows: Any, labels: Any, before_step: Callable[[Mesh], None] | None) -> Any:
+        self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(rows), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
         if before_step is not None:
             before_step(self.mesh)
         self.optimizer.step()
-        self.schedule.step()
-        return loss.item()
+        return loss
 
     def step_until_lost(self) -> None:
         """Steps, until a rank is missed."""
@@ -202,7 +208,7 @@ def test_what_a_repeated_batch_does_not_bring_back_is_refused_and_can_be_rewound
 
 
 def test_a_parameter_of_which_nobody_has_a_copy_is_lost(hosts: HostMesh, procs: ProcMesh) -> None:
-    pair = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=["torch"])
+    pair = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
     settle(pair)
     mesh = Mesh(procs=pair)
     weight: Any = distribute(torch.ones(4, requires_grad=True), mesh, ["dp"])
@@ -290,13 +296,23 @@ def test_what_was_loaded_into_a_part_without_a_copy_is_lost(mesh: Mesh, tmp_path
     assert lost.value.kind == "lost"
 
 
-def test_captured_steps_run_as_written_where_there_are_versions_and_end_with_a_heal(mesh: Mesh) -> None:
+def test_captured_steps_are_versions_and_end_with_a_heal(mesh: Mesh) -> None:
+    training = Training(mesh, captured=True)
+    done = mesh.version
+    losses = training.run({4: lambda mesh: _die(mesh, 3)})
+    assert mesh.version == done + STEPS
+    _check_equal(training, losses)
+    # The first call makes the optimizer's state, two are recorded, and then two after the heal: the last is left.
+    assert training.on_ranks.num_replays == 2, training.on_ranks.reason
+    assert [error.kind for error in training.errors] == ["died"]
+
+
+def test_captured_steps_of_values_on_each_rank_end_with_a_heal(mesh: Mesh) -> None:
     x = distribute(torch.ones(8), mesh, ["dp"])
     mesh.commit()
     step = mesh.capture(lambda tensor: tensor + 1)
     assert [step(x).full_tensor().sum().item() for _ in range(4)] == [16.0] * 4
-    assert step.num_replays == 0
-    assert "commit=False" in step.reason
+    assert step.num_replays == 2
     with mesh.procs.activate():
         own = mesh.procs.capture(lambda tensor: tensor * 2)
         for _ in range(4):

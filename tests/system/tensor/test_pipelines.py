@@ -16,6 +16,7 @@ from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
 from monarch_hpc.tensor import inspect, remote, sync
 from tests.system.support.controlling import settle
+from tests.system.tensor.conftest import PRELOADED
 from tests.system.tensor.trainings import batches, network
 
 _GET_S = 60.0
@@ -25,7 +26,7 @@ _NUM_PARTS = 4
 @pytest.fixture(scope="module")
 def grid(hosts: HostMesh) -> Iterator[ProcMesh]:
     """Two stages of two procs."""
-    procs = hosts.slice(hosts=0).spawn_procs({"pp": 2, "dp": 2}, preload=["torch"])
+    procs = hosts.slice(hosts=0).spawn_procs({"pp": 2, "dp": 2}, preload=PRELOADED)
     settle(procs)
     yield procs
     procs.stop().get(_GET_S)

@@ -18,6 +18,7 @@ import torch
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.tensor import inspect, remote, sync
 from tests.system.support.controlling import settle
+from tests.system.tensor.conftest import PRELOADED
 
 _NUM_FRAMES = int(os.environ.get("MONARCH_HPC_TEST_FRAMES", "80"))
 """Number of malformed frames."""
@@ -32,7 +33,7 @@ _GET_S = 60.0
 @pytest.fixture(scope="module")
 def fuzzed(hosts: HostMesh) -> Iterator[ProcMesh]:
     """Procs whose workers get malformed records."""
-    found = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=["torch"])
+    found = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
     settle(found)
     yield found
     found.stop().get(_GET_S)

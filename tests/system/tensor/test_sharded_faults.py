@@ -19,10 +19,11 @@ from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, distribute
 from monarch_hpc.exceptions import DeviceMeshError
 from tests.system.support.controlling import settle
+from tests.system.tensor.conftest import PRELOADED
 
 
 def _mesh(hosts: HostMesh) -> Mesh:
-    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=["torch"])
+    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
     settle(procs)
     return Mesh(procs=procs)
 

@@ -19,6 +19,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
 from monarch_hpc.tensor import fetch_shard, inspect, remote, sync
 from monarch_hpc.testing import wait_until
+from tests.system.tensor.conftest import PRELOADED
 
 _GET_S = 60.0
 
@@ -174,7 +175,7 @@ def _wait_or_die(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_death_in_a_collective_is_an_error_at_the_other_ranks(hosts: HostMesh, faults: list[MeshFailure]) -> None:
-    procs = hosts.slice(hosts=0).spawn_procs({"dp": 3}, preload=["torch"])
+    procs = hosts.slice(hosts=0).spawn_procs({"dp": 3}, preload=PRELOADED)
     die = remote(_wait_or_die, propagate=lambda x: x)
     activation = procs.activate()
     with activation:

@@ -15,6 +15,7 @@ from torch import nn
 from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.tensor import call_on_shard_and_fetch, fetch_shard, inspect, no_mesh, random, remote, show, sync
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from tests.system.tensor.conftest import PRELOADED
 
 _GET_S = 60.0
 
@@ -367,7 +368,7 @@ def test_actors_get_their_ranks_shards_in_turn(procs: ProcMesh) -> None:
 
 def test_a_first_call_on_new_procs_waits_for_their_workers(hosts: HostMesh) -> None:
     for _ in range(3):
-        new = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=["torch"])
+        new = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
         actors = new.spawn("scaler", Scaler)
         with new.activate():
             x = torch.arange(3.0)  # opens the workers

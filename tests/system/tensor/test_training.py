@@ -18,6 +18,7 @@ from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to
 from monarch_hpc.exceptions import RemoteOpError
 from monarch_hpc.tensor.worker.training.optimizers import BY_ELEMENT
 from tests.system.support.controlling import settle
+from tests.system.tensor.conftest import PRELOADED
 from tests.system.tensor.trainings import batches, by_ddp, by_fsdp, by_tp, by_tp_and_fsdp, losses, network
 
 _GET_S = 60.0
@@ -26,7 +27,7 @@ _GET_S = 60.0
 @pytest.fixture(scope="module")
 def grid(hosts: HostMesh) -> Iterator[ProcMesh]:
     """Four procs, 2 x 2."""
-    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=["torch"])
+    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
     settle(procs)
     yield procs
     procs.stop().get(_GET_S)

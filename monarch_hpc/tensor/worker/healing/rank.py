@@ -16,7 +16,7 @@ from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.tensor.stream.holdings import Held, HeldPart, MemoryTransfer, RankStatus
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.journal import LOST, Journal, small_sums
-from monarch_hpc.tensor.worker.healing.update import LocalUpdates, Update
+from monarch_hpc.tensor.worker.healing.update import AnyUpdate, LocalUpdates
 from monarch_hpc.tensor.worker.values import Failure, Values
 
 __all__ = ["Halted", "RankHealing"]
@@ -119,7 +119,9 @@ class RankHealing:
             raise Halted(f"commit {version} was not seen to end: {error}") from error
         return bool(all_ready)
 
-    def update(self, update: Update, version: int, mark: int, sharding: Any, run: Callable[[], None]) -> None:
+    def update(
+        self, update: AnyUpdate, version: int, mark: int, sharding: Any, run: Callable[[], None], seq: int
+    ) -> None:
         """Take an optimizer's step, and part in its commit: before it, if no rank needs another one for it.
 
         Args:
@@ -127,7 +129,8 @@ class RankHealing:
             version: number of the commit.
             mark: number of the next value.
             sharding: of the tensors.
-            run: executes it, and notes operations that fail.
+            run: executes it with copies of what it overwrites; operations that fail are noted, or raised.
+            seq: sequence number of its first operation.
 
         Raises:
             Halted: see `commit`.
@@ -139,15 +142,23 @@ class RankHealing:
             self._apply(own)
             self.journal.pass_on()
             return
-        if is_local:
-            with self._updates.learning(update, lambda: self._values.num_failed + self.journal.failed):
+        failed: Exception | None = None
+        with self._updates.learning(update if is_local else None, lambda: self._num_failures(failed)):
+            try:
                 run()
-        else:
-            run()
+            except Exception as error:  # of an optimizer, of any class
+                if self.note_failure(seq, error):
+                    raise
+                failed = error
         if not self.cause:
             self.commit(version, mark)
+        if failed is not None:
+            raise failed
 
-    def _settle(self, update: Update, sharding: Any) -> bool:
+    def _num_failures(self, failed: Exception | None) -> int:
+        return self._values.num_failed + self.journal.failed + (failed is not None)
+
+    def _settle(self, update: AnyUpdate, sharding: Any) -> bool:
         """Sum the gradients that an update reads; return whether it can be done."""
         try:
             sharding.settle(update.leaves, self._values)
@@ -166,7 +177,7 @@ class RankHealing:
         """Execute the update of a commit that is done; this rank ends if it fails: nobody else could know its state."""
         try:
             self.journal.update(own)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 whatever it was, the parameters are half changed
             traceback.print_exc()
             print("an optimizer's step failed on this rank after it was committed: the rank ends", file=sys.stderr)
             sys.stderr.flush()

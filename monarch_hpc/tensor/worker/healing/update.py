@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,10 +15,29 @@ from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.worker.template import Template
 from monarch_hpc.tensor.worker.values import Failure, Values
 
-__all__ = ["LocalUpdates", "Update"]
+__all__ = ["AnyUpdate", "LocalUpdates", "Update"]
 
 _MAX_KNOWN = 64
 """Sequences of operations that are remembered; a training has one for each optimizer, and one for its first step."""
+
+
+class AnyUpdate(Protocol):
+    """An optimizer's step, of records or of a captured step; see `Update`."""
+
+    operations: tuple[int, ...] | None
+    leaves: list[int]
+
+    def lacks(self) -> bool:
+        """Whether it uses a value that could not be made."""
+        ...
+
+    def placements(self) -> list[Any]:
+        """How the tensors are placed that it uses and does not make, and gradients."""
+        ...
+
+    def apply(self, sharding: Any) -> None:
+        """Execute it; in the context of *sharding*."""
+        ...
 
 
 class Update:
@@ -104,7 +123,7 @@ class LocalUpdates:
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], list[Any]] = {}
 
-    def has(self, update: Update, values: Values) -> bool:
+    def has(self, update: AnyUpdate, values: Values) -> bool:
         """Whether *update* is one of them, and all that it uses is there."""
         if update.operations is None or values.grads or (values.num_failed and update.lacks()):
             return False
@@ -117,17 +136,17 @@ class LocalUpdates:
         )
 
     @contextmanager
-    def learning(self, update: Update, num_failures: Callable[[], int]) -> Iterator[None]:
+    def learning(self, update: AnyUpdate | None, num_failures: Callable[[], int]) -> Iterator[None]:
         """Watch an update, which is executed meanwhile.
 
         Args:
-            update: the update, whose gradients are summed.
+            update: the update, whose gradients are summed; None for one that is not to be known.
             num_failures: number of operations that have failed on this rank.
         """
         from monarch_hpc.tensor.worker.sharded.communication import counting  # not before it is needed: DTensor
 
-        operations = update.operations
-        if operations is None:
+        operations = None if update is None else update.operations
+        if update is None or operations is None:
             yield
             return
         before, found = num_failures(), update.placements()

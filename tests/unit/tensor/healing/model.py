@@ -1,7 +1,8 @@
 """An explicit-state model of healing: ranks that crash between any two actions, messages delayed and reordered at will.
 
-A rank's parameters are the tuple of the steps applied to them. It applies a step when its replica group has summed the
-gradients, keeps what it has overwritten, and enters the barrier of the commit. The decision is the real one.
+A rank's parameters are the tuple of the steps applied to them. When its replica group has summed the gradients, it
+enters the barrier of the commit, and applies the step once it has passed, or when it is told to roll forward: an update
+that is applied before the barrier, and can be taken back, looks the same from outside. The decision is the real one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Rank(NamedTuple):
         done: steps that are committed; None for a replacement without state.
         phase: ``idle``; ``summing`` gradients; in the ``barrier``; ``passed`` it; ``failed``.
         step: the step that it has begun.
-        prepared: the step that it has applied, and not seen committed; 0 if there is none.
+        prepared: the step that it has prepared, and not seen committed; 0 if there is none.
     """
 
     up: bool
