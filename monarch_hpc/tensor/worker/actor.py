@@ -78,8 +78,12 @@ class TensorWorker(Actor):
     def __init__(self, settings: WorkerSettings, control: ActorMesh[TensorControl]) -> None:
         place = context().spawn_rank.rank
         places = {rank: place for place, rank in enumerate(settings.ranks)}
-        self._rank = settings.ranks[place]
-        self._groups = Groups(self._rank, settings.addresses, control, places, settings.collective_s)
+        rank = settings.ranks[place]
+        self._prepare(settings, rank, Groups(rank, settings.addresses, control, places, settings.collective_s))
+
+    def _prepare(self, settings: WorkerSettings, rank: int, groups: Groups) -> None:
+        self._rank = rank
+        self._groups = groups
         self._values = Values()
         self._healing = RankHealing(self._rank, self._values, self._groups, settings.ranks)
         lend, queue = self._lend, Queue(is_own=settings.is_stream)
@@ -95,8 +99,8 @@ class TensorWorker(Actor):
         self._last_lent = 0
         self._lending = Condition()
         self._cause = ""
-        self._key = settings.key
-        add_worker(settings.key, self)
+        self._key = settings.key + groups.offset
+        add_worker(self._key, self)
 
     # ---- the op stream ----
 
