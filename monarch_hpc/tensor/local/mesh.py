@@ -17,6 +17,7 @@ from monarch_hpc.mesh.view import ShownRows
 from monarch_hpc.tensor.local.collectives import LocalGroups, Meetings
 from monarch_hpc.tensor.local.turns import Turns
 from monarch_hpc.tensor.worker.actor import TensorWorker, WorkerSettings
+from monarch_hpc.tensor.worker.progress import OpProgress
 from monarch_hpc.wire.frames import copy_of
 from monarch_hpc.wire.serializer import dumps, loads
 
@@ -27,7 +28,7 @@ class _LocalWorker(TensorWorker):
     """The worker of a rank in this process, which is no actor."""
 
     def __init__(self, settings: WorkerSettings, rank: int, meetings: Meetings) -> None:
-        self._prepare(settings, rank, LocalGroups(rank, meetings, settings.collective_s))
+        self._prepare(settings, rank, LocalGroups(rank, meetings, settings.collective_s), OpProgress(None, 0))
 
 
 class LocalWorkers:

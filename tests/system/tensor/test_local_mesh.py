@@ -203,7 +203,7 @@ def test_steps_are_captured_and_replayed(local: Any) -> None:
         weight = torch.ones(3, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.1)
 
-        @local.capture
+        @local.capture  # type: ignore[untyped-decorator]
         def step(x: Any) -> Any:
             loss = (weight * x).square().sum()
             optimizer.zero_grad()
@@ -212,4 +212,4 @@ def test_steps_are_captured_and_replayed(local: Any) -> None:
             return loss
 
         losses = [float(inspect(step(torch.ones(3)))) for _ in range(5)]
-    assert step.num_replays == 3 and losses == pytest.approx([3 * 0.8 ** (2 * turn) for turn in range(5)], rel=1e-5)
+    assert step.num_replays == 2 and losses == pytest.approx([3 * 0.8 ** (2 * turn) for turn in range(5)], rel=1e-5)
