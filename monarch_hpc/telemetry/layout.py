@@ -15,8 +15,9 @@ A record is 64 bytes, little-endian:
     u64 bytes   call: size of the arguments with their buffers. Actor: its rank. Span: number of the span around it
     i64 dur     nanoseconds; `OPEN` while the call or the span runs. Metric: its step, or `NO_STEP`
     u64 value   sent call: number of the called actor. Handled call: low half, microseconds queued in this process; high
-                half, size of the answer, or for a call that raised, number of the name of the exception; both
-                saturate at 2**32 - 1. Proc: its rank. Metric: f64. Span: its thread's id. Transfer: 1 for a write
+                half, size of the answer, or for a call that raised, number of the name of the exception, or while it
+                runs, number of the text that says what it does; all saturate at 2**32 - 1. Proc: its rank. Metric:
+                f64. Span: its thread's id. Transfer: 1 for a write
     u64 seq     not 0 in a complete record; in a ring, the record's number
 
 `seq` comes last because it is written last: `struct.pack_into` clears the record and then writes its fields in order,

@@ -59,6 +59,10 @@ class Names:
         """Return the number of a text; only its first line is kept."""
         return self._number(("text", words.partition("\n")[0][:_MAX_TEXT]))
 
+    def operation(self, words: str) -> int:
+        """Return the number of the name of an operation, likewise; there may be many."""
+        return self._number(("text", words.partition("\n")[0][:_MAX_TEXT]), _OPEN_BYTES)
+
     def error(self, error: BaseException) -> int:
         """Return the number of the class of an exception and of the line that raised it; never of its text."""
         return self._number(("error", error_class(error), place_of(error)[-_MAX_TEXT:]), _OPEN_BYTES)

@@ -288,8 +288,9 @@ def read_table(memory: Memory, start: int, num: int) -> Iterator[DecodedRecord]:
 
 def _stable(memory: Memory, at: int, table: bytes, place: int) -> DecodedRecord | None:
     """Return a record if a second read is the same: the process may have overwritten it during the first."""
-    first = table[place * RECORD_BYTES : (place + 1) * RECORD_BYTES]
-    return DecodedRecord._make(RECORD.unpack(first)) if memory(at, RECORD_BYTES) == first else None
+    first, second = table[place * RECORD_BYTES : (place + 1) * RECORD_BYTES], memory(at, RECORD_BYTES)
+    same = (first[:52], first[56:]) == (second[:52], second[56:])  # what a call does may change while it runs
+    return DecodedRecord._make(RECORD.unpack(second)) if same else None
 
 
 def read_waits(memory: Memory) -> Iterator[tuple[int, int]]:
@@ -378,6 +379,7 @@ def _running_call(
         _part(caller, "proc", 2),
         age_s(record.t),
         record.queued_us * 1e-6,
+        _part(look(record.value >> 32), "text", 1),
     )
 
 

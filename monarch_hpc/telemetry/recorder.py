@@ -63,6 +63,7 @@ class Recorder:
         answered: records that the call with that number is answered, or never will be.
         failed: likewise, that it is answered with an exception.
         rings: records metrics and spans.
+        words: the memory, in words of 8 bytes.
         wait: records that a thread or task waits for the calls numbered from first to last; returns a token for
             `waited`.
         waited: records the end of that wait.
@@ -85,7 +86,7 @@ class Recorder:
             (layout.COUNTERS_AT, layout.NUM_COUNTERS),
             *_old_calls(self.memory, words),
         )
-        self._words = words
+        self.words = words
         self._changing = RLock()
         self._moved: dict[tuple[int, int, bool], int] = {}  # place, by name numbers of path and peer, and direction
         self.sent = self._pen.sent
@@ -141,8 +142,8 @@ class Recorder:
         """Record that the actor with that mark lends so many arrays more to others; below 0: fewer."""
         word = (layout.LENT_AT + mark * LENT.size) >> 3
         with self._changing:
-            self._words[word] += num
-            self._words[word + 1] += num_bytes
+            self.words[word] += num
+            self.words[word + 1] += num_bytes
 
     def moved(self, path: str, peer: int, num_bytes: int, duration_ns: int, *, write: bool, failed: bool) -> None:
         """Record a transfer of memory that has ended; *peer* is a name number."""
@@ -160,7 +161,7 @@ class Recorder:
                 del self._moved[key]
                 return 0
             at = layout.MOVED_AT + place * RECORD_BYTES
-            num = self._words[(at >> 3) + _MSG] + 1
+            num = self.words[(at >> 3) + _MSG] + 1
             _pack(
                 self.memory,
                 at,

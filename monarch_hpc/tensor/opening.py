@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from monarch_hpc.config.load import load
+from monarch_hpc.config.sections.tensor import TensorConfig
 from monarch_hpc.core.arguments import check_instance
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.ids import new_incarnation
@@ -21,6 +23,7 @@ from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.custom_functions import carry_custom_functions
 from monarch_hpc.tensor.healing.ranks import Ranks
 from monarch_hpc.tensor.healing.recovery import Recovery
+from monarch_hpc.tensor.local.mesh import LocalMesh
 from monarch_hpc.tensor.operations import MeshOperations
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.operations import ShardedOperations
@@ -44,13 +47,27 @@ class _Opened:
     """
 
     def __init__(self, root: ProcMesh, stream: Any) -> None:
+        config = load().config.tensor
+        key, shown = new_incarnation(), "" if stream is None else f", stream {stream.name}"
+        self._mesh = 0
+        self._places = partial(_view_in, stream), self.view_at, self.sharded_at, partial(_on_stream, root)
+        if isinstance(root, LocalMesh):
+            self._workers: Any = root.open_workers(key, config, is_stream=bool(shown))
+            # Frames leave when they are full or a value is read: the timer's thread must not wait for ranks.
+            self.engine = TensorEngine(key, f"{root!r}{shown}", replace(config, flush_s=_NEVER_S), lambda _cause: None)
+            self.engine.forfeit("its ranks are threads of the program, of which none can be lost")
+        else:
+            self._open_procs(root, key, config, shown)
+        self._operations = MeshOperations(*self._places, self._mesh)
+        self._sharded = ShardedOperations(*self._places, self._mesh)
+
+    def _open_procs(self, root: ProcMesh, key: int, config: TensorConfig, shown: str) -> None:
         procs = root.procs
         ranks = tuple(root.region.base_ranks())
-        config = load().config.tensor
         addresses = {rank: parse_address(proc.addresses[0])[0] for rank, proc in zip(ranks, procs, strict=True)}
-        key, mesh = new_incarnation(), procs[0].mesh
+        self._mesh = procs[0].mesh
         flat = Region(Extent(("procs",), (len(ranks),)), 0, (1,))
-        suffix, shown = ("", "") if stream is None else (f"_{stream.name}", f", stream {stream.name}")
+        suffix = shown.replace(", stream ", "_")
         control: ActorMesh[TensorControl] = root.spawn(f"tensor_control{suffix}", TensorControl, key)
         in_a_row = _in_a_row(control, ranks)
         settings = WorkerSettings(key, ranks, addresses, config.collective_s, config.max_lent, bool(suffix))
@@ -58,9 +75,6 @@ class _Opened:
         abort = partial(_abort, in_a_row)
         self.engine = TensorEngine(key, f"{root!r}{shown}", config, abort)
         self.ranks = Ranks(self.engine, root, _in_a_row(self._workers, ranks), in_a_row, abort, config.fence_s)
-        places = partial(_view_in, stream), self.view_at, self.sharded_at, mesh, partial(_on_stream, root)
-        self._operations = MeshOperations(*places)
-        self._sharded = ShardedOperations(*places)
         for place in range(len(flat)):
             self.engine.watch(ranks[place], in_a_row.slice(procs=place).watch.call_one())
 
@@ -83,6 +97,8 @@ class _Opened:
             self.engine.views[region, True] = view
         return view
 
+
+_NEVER_S = 1e9
 
 _opened: WeakKeyDictionary[ProcMesh, dict[Any, _Opened]] = WeakKeyDictionary()
 """The tensors of meshes of procs, by stream."""

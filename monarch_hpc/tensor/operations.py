@@ -38,8 +38,8 @@ class MeshOperations:
         view_of: finds the view of a mesh, see `tensor.opening`.
         view_at: finds the view of some ranks of the engine's own mesh.
         sharded_at: finds the view of the tensors that are sharded over them.
-        mesh: number of the mesh of procs.
         on_stream: finds the view of some ranks of the same procs in a stream.
+        mesh: number of the mesh of procs.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class MeshOperations:
         view_of: Callable[[ProcMesh], View],
         view_at: Callable[[Region], View],
         sharded_at: Callable[[Region], View],
-        mesh: int,
         on_stream: Callable[[Any, Region], View],
+        mesh: int,
     ) -> None:
         self.on_stream = on_stream
         self._view_of = view_of

@@ -47,8 +47,10 @@ def show_calls(question: Question) -> int:
     if rows:
         several = len({(allocation, row.run) for allocation, row in rows}) > 1
         first = ["RUN"] if several else []
-        columns = [*first, "ACTOR", "PROC", "STATE", "RUNS", "SINCE", "FOR", "WAITS FOR", "SINCE", "QUEUED"]
-        text = TextTable(columns, [[*([row.run] if several else []), *_cells(row)] for _, row in rows])
+        last = ["OPERATION"] if any(row.operation for _, row in rows) else []
+        columns = [*first, "ACTOR", "PROC", "STATE", "RUNS", "SINCE", "FOR", "WAITS FOR", "SINCE", "QUEUED", *last]
+        cells = [[*([row.run] if several else []), *_cells(row), row.operation or "-"] for _, row in rows]
+        text = TextTable(columns, [line[: len(columns)] for line in cells])
     elif answers is None:
         text = NO_ALLOCATION
     document = {"allocations": [_document(one) for one in answers or ()]}

@@ -42,6 +42,7 @@ class Row:
         caller: the caller of that endpoint; empty if there is none or it is unknown.
         runs_s: seconds since that endpoint began.
         queued_s: seconds for which that call was queued before.
+        operation: what that call does, if it says so.
         waits_for: what the actor waits for, in words; empty if it does not wait.
         waits_s: seconds since the wait began.
         num_queued: calls sent to the actor that want an answer and do not run yet.
@@ -60,6 +61,7 @@ class Row:
     waits_s: float
     num_queued: int
     queued_s: float
+    operation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ class _Drawing:
             waits_s=max((wait.age_s for wait in waits), default=0.0),
             num_queued=max(self._num_sent[key] - self._num_running[key], 0) if actor is not None else 0,
             queued_s=running[0].queued_s if running else 0.0,
+            operation=running[0].operation if running else "",
         )
 
     def _caller(self, call: RunningCall) -> str:

@@ -25,7 +25,7 @@ from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, first_to_differ, is_reached
 from monarch_hpc.tensor.stream.records import FREE, HALTED
-from monarch_hpc.tensor.stream.sites import Site, site_here
+from monarch_hpc.tensor.stream.sites import Site, SiteLines, site_here
 from monarch_hpc.tensor.stream.templates import TemplateTable
 from monarch_hpc.tensor.stream.versions import Versions
 from monarch_hpc.tensor.worker.report import OpFailure
@@ -114,7 +114,7 @@ class TensorEngine:
         self.unhealable = ""
         self.epoch = self.num_loans = 0
         self.step_begun: tuple[int, int] | None = None
-        self.templates = TemplateTable()
+        self.templates, self._lines = TemplateTable(), SiteLines()
         self._abort = abort
         self._base = 0
         self._objects: list[Any] = []
@@ -246,8 +246,8 @@ class TensorEngine:
             self.recorder.add(view, self.ints, self._objects, sites)
         if self.site_log is not None:
             self.site_log.append((self._base, sites))
-        frame = Sequenced(self._base, sites, self.epoch)
-        arguments = self._base, self.templates.take_new(), self._objects, data, view.mesh, self.epoch
+        frame, lines = Sequenced(self._base, sites, self.epoch), self._lines.of(sites, view.ranks)
+        arguments = self._base, self.templates.take_new(), self._objects, data, view.mesh, self.epoch, lines
         self._base += len(sites)
         self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
         self._num_unacked += len(sites)

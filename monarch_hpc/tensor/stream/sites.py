@@ -5,18 +5,64 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from array import array
 from pathlib import Path
 from types import CodeType
 
 import torch
 
-__all__ = ["Site", "line_of", "site_here"]
+__all__ = ["Site", "SiteLines", "line_of", "site_here"]
 
 Site = tuple[CodeType, int]
 """A function and the place in its bytecode."""
 
 _SKIPPED = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep, "<frozen ")
 _inner: dict[CodeType, bool] = {}
+
+
+_MAX_LINES = 4096
+"""Number of lines that ranks are told; programs with more make code at run time."""
+
+
+class SiteLines:
+    """Numbers the lines of a program, whose texts each rank gets once, for `monarch-hpc status --calls`."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._kept: list[CodeType] = []
+        self._known: dict[tuple[int, ...], int] = {}
+        self._lines: list[str] = []
+
+    def of(self, sites: list[Site], ranks: tuple[int, ...]) -> tuple[int, list[str], bytes]:
+        """What a frame says about the lines of its operations.
+
+        Args:
+            sites: the lines.
+            ranks: where it goes.
+
+        Returns:
+            The number of the first line that is told, the lines from there on, and the number of each operation's
+            line, from 1; 0 for one that is not told.
+        """
+        numbers = self._numbers
+        try:
+            found = [numbers[id(code), last] for code, last in sites]
+        except KeyError:
+            found = [self._number(site) for site in sites]
+        first = self._known.get(ranks, 0)
+        self._known[ranks] = len(self._lines)
+        return first, self._lines[first:], array("H", found).tobytes()
+
+    def _number(self, site: Site) -> int:
+        code, last = site
+        number = self._numbers.get((id(code), last))
+        if number is None:
+            if len(self._lines) >= _MAX_LINES:
+                return 0
+            self._kept.append(code)  # so that its identity remains its own
+            self._lines.append(line_of(site))
+            number = self._numbers[id(code), last] = len(self._lines)
+        return number
 
 
 def site_here(depth: int) -> Site:

@@ -11,6 +11,7 @@ import torch
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
+from monarch_hpc.actor.metrics import own_recorder
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.holdings import Reply
@@ -30,6 +31,7 @@ from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.local import add_worker, reopen_worker
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
+from monarch_hpc.tensor.worker.progress import FrameLines, OpProgress
 from monarch_hpc.tensor.worker.queue import Queue
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
 from monarch_hpc.tensor.worker.template import Template
@@ -78,8 +80,14 @@ class TensorWorker(Actor):
     def __init__(self, settings: WorkerSettings, control: ActorMesh[TensorControl]) -> None:
         place = context().spawn_rank.rank
         places = {rank: place for place, rank in enumerate(settings.ranks)}
-        self._rank = settings.ranks[place]
-        self._groups = Groups(self._rank, settings.addresses, control, places, settings.collective_s)
+        rank = settings.ranks[place]
+        groups = Groups(rank, settings.addresses, control, places, settings.collective_s)
+        self._prepare(settings, rank, groups, OpProgress(own_recorder(), context().mark))
+
+    def _prepare(self, settings: WorkerSettings, rank: int, groups: Groups, progress: OpProgress) -> None:
+        self._progress = progress
+        self._rank = rank
+        self._groups = groups
         self._values = Values()
         self._healing = RankHealing(self._rank, self._values, self._groups, settings.ranks)
         lend, queue = self._lend, Queue(is_own=settings.is_stream)
@@ -95,14 +103,21 @@ class TensorWorker(Actor):
         self._last_lent = 0
         self._lending = Condition()
         self._cause = ""
-        self._key = settings.key
-        add_worker(settings.key, self)
+        self._key = settings.key + groups.offset
+        add_worker(self._key, self)
 
     # ---- the op stream ----
 
     @endpoint
     def run(
-        self, base: int, specs: list[tuple[int, Any]], objects: list[Any], data: bytes, mesh: int, epoch: int
+        self,
+        base: int,
+        specs: list[tuple[int, Any]],
+        objects: list[Any],
+        data: bytes,
+        mesh: int,
+        epoch: int,
+        lines: FrameLines,
     ) -> list[OpFailure]:
         """Execute a frame; return the operations that failed, without those that only depend on them.
 
@@ -114,8 +129,16 @@ class TensorWorker(Actor):
             mesh: number of the `MeshSpec` whose sharded tensors the frame is about; 0 if it is about values that
                 each rank has of its own.
             epoch: number of the attempt to have a mesh; frames of earlier ones are not executed.
+            lines: the lines that issued its operations.
         """
         self._define_all(specs)
+        self._progress.begin(base, lines)
+        try:
+            return self._run_frame(base, objects, data, mesh, epoch)
+        finally:
+            self._progress.end()
+
+    def _run_frame(self, base: int, objects: list[Any], data: bytes, mesh: int, epoch: int) -> list[OpFailure]:
         if self._healing.cause or epoch < self._healing.epoch:
             return [self._halted()]
         record = memoryview(data).cast("q").tolist()
@@ -165,7 +188,7 @@ class TensorWorker(Actor):
             self._templates[number] = error
 
     def _run(self, seq: int, a: list[int], objects: Sequence[Any]) -> None:
-        values, templates, execution = self._values, self._templates, self._execution
+        values, templates, execution, note = self._values, self._templates, self._execution, self._progress.note
         i, end = 0, len(a)
         grad = torch.is_grad_enabled()
         counter = None if execution.sharding is None else execution.sharding.counter
@@ -180,6 +203,7 @@ class TensorWorker(Actor):
                 try:
                     if values.num_failed:
                         values.check([a[i + place] for place in template.refs])
+                    note(seq, template.name)
                     template.run(values, a, i)
                 except BaseException as error:  # noqa: BLE001 user code, and torch's errors of any class
                     first = a[i + template.size - 1]
@@ -194,6 +218,8 @@ class TensorWorker(Actor):
             if step.size < 2 or i + step.size > end:
                 raise ValueError(f"record {number} at {i} of {end} integers is malformed")
             try:
+                if step.num:
+                    note(seq, step.name)
                 step.run()
             except BaseException as error:  # noqa: BLE001 user code, and torch's errors of any class
                 self._fail(seq, error, step.name, step.results, step.written)

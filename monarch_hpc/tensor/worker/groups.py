@@ -106,6 +106,7 @@ class Groups:
 
     Attributes:
         timeout_s: likewise.
+        offset: what is added to the key of an engine to find this rank's worker in its process.
         epoch: number of attempts to have a mesh, of which each has groups of its own.
         cause: why there are no more collectives; empty if there are.
     """
@@ -123,6 +124,7 @@ class Groups:
         self._control = control
         self._places = places
         self.timeout_s = timeout_s
+        self.offset = 0
         self._groups: dict[tuple[int, ...], Any] = {}
         self._device: Any = None
         self._ports: set[int] = set()

@@ -55,6 +55,7 @@ class RunningCall:
         caller: incarnation of the calling process, hexadecimal.
         caller_host: host of the calling process.
         queued_s: how long the call waited in the process that handles it.
+        operation: what it does, if it says so: an operation on mesh tensors, and the line that issued it.
     """
 
     actor: str
@@ -64,6 +65,7 @@ class RunningCall:
     caller_host: str
     age_s: float
     queued_s: float
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from monarch_hpc.telemetry.histogram import bucket_of
 from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, RecordKind
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.names import parse_names
+from monarch_hpc.telemetry.progress import CallProgress
 from monarch_hpc.telemetry.reading import (
     MAX_SENT,
     Memory,
@@ -133,6 +134,28 @@ def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
     assert 3e6 <= handled.queued_us < 60e6
     assert handled.answer_bytes == 0
     assert parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))(handled.error) == ("error", "ValueError", "")
+
+
+def test_a_call_that_says_what_it_does(make: Make) -> None:
+    recorder, memory = make()
+    actor = recorder.actor(0xABC, "worker", 0)
+    other, handling = recorder.handling(99), recorder.handling(actor.mark)
+    progress = CallProgress(recorder, actor.mark)
+    progress.begin()
+    progress.note(recorder.names.operation("lost: no call runs"))
+    for call in (1, 2):
+        other.begin(recorder.names.endpoint("other", "run"), 0, 7, 10, _LATER)
+        handling.begin(recorder.names.endpoint("worker", "run"), 0, call, 10, _LATER)
+        progress.begin()
+        assert [one.operation for one in read_scene(memory).running if one.call == call] == [""]
+        progress.note(recorder.names.operation("Tensor.add at train.py:3"))
+        assert sorted(one.operation for one in read_scene(memory).running) == ["", "Tensor.add at train.py:3"]
+        progress.note(0)
+        assert {one.operation for one in read_scene(memory).running} == {""}
+        progress.note(recorder.names.operation("Tensor.mul"))
+        handling.end(5)
+        other.end(0)
+    assert [record.answer_bytes for record in read_events(memory) if record.msg in (1, 2)] == [5, 5]
 
 
 def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,9 +100,14 @@ def _process_group(members: tuple[int, ...], rank: int, name: str, backend_of: C
         return _c10d._resolve_process_group(name)
     except RuntimeError:  # not made yet
         pass
-    group = _GroupOf(_dist.HashStore(), members.index(rank), len(members))
-    group._register_backend(torch.device("cpu"), _GroupOf.BackendType.GLOO, backend_of(members))
-    group._set_default_backend(_GroupOf.BackendType.GLOO)
+    backend = backend_of(members)
+    again = getattr(backend, "again", None)
+    if again is not None:  # of a rank that is a thread
+        group = again()
+    else:
+        group = _GroupOf(_dist.HashStore(), members.index(rank), len(members))
+        group._register_backend(torch.device("cpu"), _GroupOf.BackendType.GLOO, backend)
+        group._set_default_backend(_GroupOf.BackendType.GLOO)
     group._set_group_name(name)
     group._set_group_desc(name)
     _c10d._register_process_group(name, group)

@@ -90,4 +90,6 @@ class World:
 
 def _make_backend(options: Any, _backend_options: Any) -> Any:
     """The backend of a group that code of modules makes, on the worker's connections, which an abort ends."""
-    return _entered[-1].backend_of(tuple(options.global_ranks_in_group))
+    backend: Any = _entered[-1].backend_of(tuple(options.global_ranks_in_group))
+    again = getattr(backend, "again", None)  # of a rank that is a thread
+    return backend if again is None else again()

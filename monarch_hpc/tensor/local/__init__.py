@@ -1,0 +1,1 @@
+"""Ranks in the program's own process, one thread each, for tests."""
