@@ -94,6 +94,8 @@ def test_a_worker_is_found_by_its_key() -> None:
 
         def borrowed(self, token: int) -> object: ...
 
+        def loaned(self, token: int) -> object: ...
+
     state = State()
     with ThreadPoolExecutor() as pool:
         early = pool.submit(wait_for_worker, 5)  # before it is there
