@@ -36,7 +36,8 @@ def test_hooks_run_around_the_agents_and_the_prefix_before_them(alice: Alice) ->
     with_hooks(
         alice,
         prologue=["false || true", "export FROM_PROLOGUE=yes"],
-        epilogue=["sleep 2", f"pgrep -c monarch-agent > {left} || true"],
+        # Without pgrep, which a minimal Debian has not.
+        epilogue=["sleep 2", f"{{ grep -ls monarch-agent /proc/[0-9]*/comm || true; }} | wc -l > {left}"],
         prefix=["env", "IN_CONTAINER=1"],
     )
     taken = alice.run("alloc", "dev", "-t", "30")

@@ -19,7 +19,8 @@ from monarch_hpc.testing.slurmlab.namespaces import (
     READY,
     enter_argv,
     holder_argv,
-    link_argv,
+    home_script,
+    link_command,
     login_network,
     neighbour_command,
     plug_in,
@@ -168,9 +169,9 @@ class HostSet:
 
     # ---- network
 
-    def set_link(self, name: str, state: str) -> None:
-        """Set a host's link ``up`` or ``down``."""
-        self.run_plain(LOGIN, link_argv(name, state))
+    def set_links(self, names: Sequence[str], state: str) -> None:
+        """Set the links of hosts ``up`` or ``down``."""
+        self._ip(LOGIN, "".join(f"link {link_command(name, state)}\n" for name in names))
 
     def set_neighbour(self, name: str, address: str, state: str) -> None:
         """Set whether a host reaches *address*, or a whole network: ``cut`` or ``joined``."""
@@ -192,6 +193,15 @@ class HostSet:
     def _network_argv(self, name: str) -> list[str]:
         # Only the network namespace: `ip` must see the same process ids as this process.
         return [tool("nsenter"), "-t", str(self.init_pid(name)), "-n"]
+
+    # ---- files
+
+    def set_home(self, name: str, homes: Path, access: str) -> None:
+        """Show the folder *homes* on a host ``rw``, ``ro``, or ``none`` of it."""
+        mounts = Path(f"/proc/{self.init_pid(name)}/mountinfo").read_text()
+        escaped = str(homes).replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
+        if access != "rw" or f" {escaped} " in mounts:
+            self.run_plain(name, ["bash", "-c", home_script(homes, access)])
 
     # ---- commands
 

@@ -19,7 +19,6 @@ from monarch_hpc.testing.slurmlab.daemons import Daemons
 from monarch_hpc.testing.slurmlab.folder import LabFolder, Settings, find_root
 from monarch_hpc.testing.slurmlab.hosts import HostSet
 from monarch_hpc.testing.slurmlab.mending import mend
-from monarch_hpc.testing.slurmlab.namespaces import home_script
 from monarch_hpc.testing.slurmlab.openings import find_needed_paths, is_closed, plan_openings
 from monarch_hpc.testing.slurmlab.processes import HostProcess, read_command, read_uid
 from monarch_hpc.testing.slurmlab.requirements import SYSTEM_PATH, find_problems
@@ -316,21 +315,20 @@ class SlurmLab:
     def link_down(self, host: str) -> None:
         """Unplug the network cable of a compute host, or of the second login host."""
         self._check_plain(host)
-        self._machines.set_link(host, "down")
+        self._machines.set_links([host], "down")
 
     def link_up(self, host: str) -> None:
         """Plug the network cable in again."""
         self._check_plain(host)
-        self._machines.set_link(host, "up")
+        self._machines.set_links([host], "up")
 
     def set_home(self, access: Literal["rw", "ro", "none"]) -> None:
         """Show the homes on compute hosts as the site has them: writable, read-only, or not at all.
 
         Processes that have a file open there keep it. A host that boots has writable ones.
         """
-        script = home_script(self._folder.homes, access)
         for host in filter(self.is_up, self.hosts):
-            self._machines.run_plain(host, ["bash", "-c", script])
+            self._machines.set_home(host, self._folder.homes, access)
 
     def cut(self, one: str, other: str, *, one_way: bool = False) -> None:
         """Drop all packets between two compute hosts, or only those from *one*; each still reaches all others."""

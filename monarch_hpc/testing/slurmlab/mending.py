@@ -26,10 +26,10 @@ def mend(machines: HostSet, daemons: Daemons, settings: Settings, timeout_s: flo
         TimeoutError: with the state of each host.
     """
     cluster = settings.cluster
-    for host in cluster.machines:
-        if host != LOGIN:
-            machines.set_link(host, "up")
-            machines.set_neighbour(host, "0.0.0.0/0", "joined")
+    others = [host for host in cluster.machines if host != LOGIN]
+    machines.set_links(others, "up")
+    for host in others:
+        machines.set_neighbour(host, "0.0.0.0/0", "joined")
     if not daemons.find("slurmctld", LOGIN):
         daemons.start_slurmctld()
     for host in cluster.hosts:

@@ -20,7 +20,7 @@ __all__ = [
     "enter_argv",
     "holder_argv",
     "home_script",
-    "link_argv",
+    "link_command",
     "login_network",
     "plug_in",
     "port_of",
@@ -158,6 +158,6 @@ def neighbour_command(address: str, state: str) -> str:
     return f"flush to {address} nud permanent dev eth0"
 
 
-def link_argv(host: str, state: str) -> list[str]:
-    """The command, for the login host, that sets a host's link ``up`` or ``down``."""
-    return [tool("ip"), "link", "set", port_of(host), state]
+def link_command(host: str, state: str) -> str:
+    """The command of ip link, for the login host, that sets a host's link ``up`` or ``down``."""
+    return f"set {port_of(host)} {state}"
