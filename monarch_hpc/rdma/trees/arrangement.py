@@ -54,18 +54,20 @@ def arrange(leaves: dict[str, Leaf]) -> Arrangement:
     found: list[Range] = []
     range_of: dict[str, Range] = {}
     device, end = "", 0
-    for key in sorted(leaves, key=lambda key: (leaves[key].device, leaves[key].allocation)):
+    for place, (begin, behind), key in sorted([(leaf.device, leaf.allocation, key) for key, leaf in leaves.items()]):
         leaf = leaves[key]
-        first, last = leaf.strides.span
+        first, last = leaf.span
         if first == last:
             continue
-        begin, behind = leaf.allocation
-        if not found or leaf.device != device or begin >= end:
-            found.append(Range(first, last, leaf.device))
-            device, end = leaf.device, behind
-        one = range_of[key] = found[-1]
-        one.first, one.last, end = min(one.first, first), max(one.last, last), max(end, behind)
-        one.leaves.append(leaf)
+        if place == device and begin < end:
+            one = found[-1]
+            one.first, one.last, end = min(one.first, first), max(one.last, last), max(end, behind)
+            one.leaves.append(leaf)
+        else:
+            one = Range(first, last, place, [leaf])
+            found.append(one)
+            device, end = place, behind
+        range_of[key] = one
     # In the order of the tree, which addresses do not change.
     numbers: dict[int, int] = {}
     ranges: list[Range] = []
@@ -76,7 +78,7 @@ def arrange(leaves: dict[str, Leaf]) -> Arrangement:
             numbers[id(shared)] = len(ranges)
             ranges.append(shared)
         at = leaf.strides
-        strides = Strides(0 if shared is None else at.first - shared.first, at.shape, at.steps, at.item_bytes)
+        strides = Strides(0 if shared is None else at.first - shared.first, *at[1:])
         region = -1 if shared is None else numbers[id(shared)]
         entries[key] = Entry(leaf.kind, leaf.dtype, leaf.device, leaf.form, region, strides, leaf.box, leaf.whole)
     return Arrangement(ranges, entries)

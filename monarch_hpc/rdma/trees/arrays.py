@@ -47,6 +47,7 @@ class _Arrays:
             _name(data.dtype),
             "cpu",
             strides,
+            span,
             allocation,
             bool(data.flags.writeable),
             "",

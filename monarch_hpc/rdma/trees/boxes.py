@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-
-from monarch_hpc.core.dataclass import dataclass
+from typing import NamedTuple
 
 __all__ = ["Box"]
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """The elements from *offsets* on, as many as *sizes* says, of an array; one number for each dimension."""
 
     offsets: tuple[int, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from monarch_hpc.rdma.trees.arrangement import Arrangement
@@ -66,7 +65,7 @@ class Copies:
                 )
             places = (entry.strides.first // old * new, entry.strides.shape)
             steps = tuple(step // old * new for step in entry.strides.steps)
-            self.entries[key] = replace(entry, dtype=dtype, strides=Strides(*places, steps, new))
+            self.entries[key] = entry._replace(dtype=dtype, strides=Strides(*places, steps, new))
         return old, new
 
     def _converted_targets(self, blocks: list[Any]) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class Copies:
         made = {}
         for (index, strides), key in targets.items():
             region, kind = self.regions[index], self.entries[key].kind
-            placed = replace(strides, first=region.start + strides.first)
+            placed = strides._replace(first=region.start + strides.first)
             made[key] = library_of(kind).make(blocks[region.memory], self.entries[key].dtype, placed, "")
         return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.rdma.trees.boxes import Box
@@ -24,8 +24,7 @@ _MOST_NAMED = 5
 """Number of keys that an error names."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedRange:
+class SharedRange(NamedTuple):
     """Memory that entries share. Its first byte belongs to one, as does its last.
 
     Attributes:
@@ -40,8 +39,7 @@ class SharedRange:
     lead: int
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """An array or tensor of the tree.
 
     Attributes:
@@ -156,25 +154,18 @@ def pack_places(entries: dict[str, Entry], regions: tuple[SharedRange, ...]) -> 
     """Render the part of a layout which is the same for all states of the same arrays."""
     # As plain tuples, which pickle several times as fast as objects: there are thousands.
     rows = [
-        (
-            key,
-            (one.kind, one.dtype, one.device, one.form, one.region),
-            (at.first, at.shape, at.steps, at.item_bytes),
-            (one.box.offsets, one.box.sizes),
-            one.whole,
-        )
-        for key, one in entries.items()
-        for at in (one.strides,)
+        (key, kind, dtype, device, form, region, *strides, *box, whole)
+        for key, (kind, dtype, device, form, region, strides, box, whole) in entries.items()
     ]
-    return pickle.dumps((rows, [(one.memory, one.start, one.num_bytes, one.lead) for one in regions]), 5)
+    return pickle.dumps((rows, [tuple(one) for one in regions]), 5)
 
 
 def _parse_places(
     rows: list[tuple[Any, ...]], ranges: list[tuple[int, int, int, int]]
 ) -> tuple[dict[str, Entry], tuple[SharedRange, ...]]:
     entries = {
-        key: Entry(kind, dtype, device, form, region, Strides(*at), Box(*box), whole)
-        for key, (kind, dtype, device, form, region), at, box, whole in rows
+        key: Entry(kind, dtype, device, form, region, Strides(*places), Box(offsets, sizes), whole)
+        for key, kind, dtype, device, form, region, *places, offsets, sizes, whole in rows
     }
     return entries, tuple(SharedRange(*one) for one in ranges)
 

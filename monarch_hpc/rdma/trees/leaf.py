@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.rdma.shard import Shard
 from monarch_hpc.rdma.trees.boxes import Box
 from monarch_hpc.rdma.trees.strides import Strides
@@ -15,8 +14,7 @@ from monarch_hpc.rdma.trees.strides import Strides
 __all__ = ["ArrayLibrary", "Leaf", "find_array", "library_of", "look_at_leaf"]
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One array or tensor of a tree, or the shard of one.
 
     Attributes:
@@ -24,6 +22,7 @@ class Leaf:
         dtype: name of its elements' type: ``float32``.
         device: ``cpu``, or the device as torch names it.
         strides: where its elements lie; the first place is an address.
+        span: see `Strides.span`.
         allocation: first address of the memory that they are a part of, and the one behind it.
         form: what a new one must be made: see `ArrayLibrary.make`.
         box: its elements in the whole array.
@@ -35,6 +34,7 @@ class Leaf:
     dtype: str
     device: str
     strides: Strides
+    span: tuple[int, int]
     allocation: tuple[int, int]
     writable: bool
     form: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-
-from monarch_hpc.core.dataclass import dataclass
+from typing import NamedTuple
 
 __all__ = ["Run", "Strides", "cheapest_runs", "dense_strides"]
 
@@ -16,8 +15,7 @@ PIECE_COST_BYTES = 64 * 1024
 """Cost of one more piece of a transfer, as bytes that move in that time: 10 to 20 us at 3 to 6 GB/s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Strides:
+class Strides(NamedTuple):
     """Elements at regular distances.
 
     Attributes:
@@ -33,13 +31,16 @@ class Strides:
     @property
     def span(self) -> tuple[int, int]:
         """The bytes from the first one that belongs to an element up to the one behind the last; equal if none does."""
-        low = high = self.first
-        if 0 in self.shape:
-            return low, low
-        for size, step in zip(self.shape, self.steps, strict=True):
-            reach = (size - 1) * step
-            low, high = low + min(reach, 0), high + max(reach, 0)
-        return low, high + self.item_bytes
+        first, shape, steps, item_bytes = self
+        if 0 in shape:
+            return first, first
+        low = high = first
+        for size, step in zip(shape, steps, strict=True):
+            if step > 0:
+                high += (size - 1) * step
+            else:
+                low += (size - 1) * step
+        return low, high + item_bytes
 
     def part(self, place: tuple[slice, ...]) -> Strides:
         """The elements at *place*, whose slices have a start and a stop."""

@@ -34,7 +34,8 @@ class _Tensors:
         strides = Strides(local.data_ptr(), shape, tuple(item * step for step in local.stride()), item)
         storage = local.untyped_storage()
         allocation = (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
-        if strides.span[1] > max(allocation[1], strides.first):
+        span = strides.span
+        if span[1] > max(allocation[1], strides.first):
             raise ValueError(
                 f"{what} has more elements than its storage, which was resized to {storage.nbytes()} bytes"
             )
@@ -44,6 +45,7 @@ class _Tensors:
             str(local.dtype).removeprefix("torch."),
             str(local.device),
             strides,
+            span,
             allocation,
             True,
             " ".join(forms),
