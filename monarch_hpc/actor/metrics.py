@@ -71,8 +71,8 @@ def _add_on_device(name: str, value: object, write: Callable[[float], None]) -> 
     except (TypeError, AttributeError) as error:
         where = getattr(value, "device", "another device")
         raise TypeError(
-            f"metric {name!r}: its value is on {where}, and cannot be read when it is ready: {error}; log value.item(), "
-            "which waits for the device"
+            f"metric {name!r}: its value is on {where}, and cannot be read when it is ready: {error}; "
+            "log value.item(), which waits for the device"
         ) from error
     _on_devices.write_ready()
 

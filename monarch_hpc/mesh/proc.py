@@ -27,6 +27,7 @@ from monarch_hpc.mesh.actors import ActorMesh, check_actor
 from monarch_hpc.mesh.door import block, door_of
 from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.output.choice import LogChoice, both, parse_level
+from monarch_hpc.mesh.output.watch import Watch, aligned, watch
 from monarch_hpc.mesh.view import MeshView, ShownRows, hosts_of
 from monarch_hpc.wire.frames import Buffer
 
@@ -214,12 +215,13 @@ class ProcMesh(MeshView):
         """The procs as a text table, one line each: rank, coordinates, host and process id."""
         rows = [("rank", *self.extent, "host", "pid")]
         for rank, proc in enumerate(self.procs):
-            rows.append(
-                (str(rank), *(str(place) for place in self.extent.point(rank).values()), proc.host, str(proc.pid))
-            )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+            rows.append((str(rank), *map(str, self.extent.point(rank).values()), proc.host, str(proc.pid)))
+        return aligned(rows)
+
+    def watch(self, interval_s: float = 1.0) -> Watch:
+        """Show what each proc runs, in a notebook's cell or on stderr, and keep that up to date until `Watch.stop`."""
+        place = door_of(self._runtime).place(self.procs[0].allocation)
+        return watch(*place, self._number, self._shown, self._region, check_seconds("interval_s", interval_s))
 
     def logging_option(
         self,
@@ -253,13 +255,11 @@ class ProcMesh(MeshView):
         """
         if not (self._mesh or self._launch):
             raise RuntimeError("this is the program's own process: what it prints and logs is its own")
-        if stream_to_client is not None:
-            check_flag("stream_to_client", stream_to_client)
-        if to_logging is not None:
-            check_flag("to_logging", to_logging)
+        for name, flag in (("stream_to_client", stream_to_client), ("to_logging", to_logging)):
+            if flag is not None:
+                check_flag(name, flag)
         window_s = aggregate_window_sec
-        if window_s is not None:
-            window_s = check_seconds("aggregate_window_sec", window_s, zero=True)
+        window_s = None if window_s is None else check_seconds("aggregate_window_sec", window_s, zero=True)
         number = None if level is None else parse_level(level)
 
         def choose() -> Future[None]:
