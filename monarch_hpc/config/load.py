@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
 from monarch_hpc.config.document import Setting, parse_value, unknown_key
 from monarch_hpc.config.runtime_layer import runtime_settings
@@ -263,6 +264,7 @@ def _check(loaded: Loaded) -> None:
         (telemetry.ship_s > 0, "telemetry.ship_s", telemetry.ship_s, "must be more than 0"),
         (telemetry.compact_s > 0, "telemetry.compact_s", telemetry.compact_s, "must be more than 0"),
         (telemetry.keep_per_s > 0, "telemetry.keep_per_s", telemetry.keep_per_s, "must be more than 0"),
+        (_is_url(telemetry.otlp_url), "telemetry.otlp_url", telemetry.otlp_url, "must be like http://collector:4318"),
         (keep_dead >= 0, "telemetry.keep_dead", keep_dead, "must not be below 0"),
         (
             0 < max_answer_bytes <= _MAX_ANSWER_BYTES,
@@ -279,6 +281,14 @@ def _check(loaded: Loaded) -> None:
 def _is_port_range(text: str) -> bool:
     low, _, high = text.partition("-")
     return not text or (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high) < 1 << 16)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return not text or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:  # a port that is not one
+        return False
 
 
 def _variable(key: str) -> str:

@@ -170,6 +170,7 @@ class RecordingConfig:
     ship_s: float
     compact_s: float
     max_answer_bytes: int
+    otlp_url: str
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from monarch_hpc.actor.future import Future
@@ -157,6 +158,10 @@ class ProgramDoor(ABC):
         Raises:
             RuntimeError: the program does not use the allocation any more.
         """
+
+    @abstractmethod
+    def place(self, allocation: str) -> tuple[Path, str]:
+        """The directory of an allocation, and the run there; as `hosts`, and in a proc it raises `RuntimeError`."""
 
     @abstractmethod
     def hosts_in_use(self, allocation: str) -> list[int]:

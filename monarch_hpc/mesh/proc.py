@@ -16,16 +16,18 @@ from monarch_hpc.actor.messages.payload import pack_spawn
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.log_records import Level
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
-from monarch_hpc.core.arguments import check_text
+from monarch_hpc.core.arguments import check_seconds, check_text
 from monarch_hpc.core.errors import EngineFailed, ProcDied, SpawnError, TransportError
 from monarch_hpc.core.ids import new_incarnation, number_in_program
 from monarch_hpc.core.shape import Region
+from monarch_hpc.core.text.columns import text_table
 from monarch_hpc.core.text.description import qualified_name
 from monarch_hpc.mesh.actors import ActorMesh, check_actor
 from monarch_hpc.mesh.door import block, door_of
 from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.output.choice import LogChoice, both, check_choice, parse_level
-from monarch_hpc.mesh.view import ShownRows, TensorProcs, hosts_of, text_table
+from monarch_hpc.mesh.output.watch import Watch, watch
+from monarch_hpc.mesh.view import ShownRows, TensorProcs, hosts_of
 from monarch_hpc.wire.frames import Buffer
 
 if TYPE_CHECKING:
@@ -190,6 +192,11 @@ class ProcMesh(TensorProcs):
         for rank, proc in enumerate(self.procs):
             rows.append((rank, *self.extent.point(rank).values(), proc.host, proc.pid))
         return text_table(rows)
+
+    def watch(self, interval_s: float = 1.0) -> Watch:
+        """Show what each proc runs, in a notebook's cell or on stderr, and keep that up to date until `Watch.stop`."""
+        place = door_of(self._runtime).place(self.procs[0].allocation)
+        return watch(*place, self._number, self._shown, self._region, check_seconds("interval_s", interval_s))
 
     def logging_option(
         self,

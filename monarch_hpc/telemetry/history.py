@@ -39,7 +39,7 @@ from monarch_hpc.wire.tables.history import (
 from monarch_hpc.wire.tables.procs import RunProcess
 from monarch_hpc.wire.tables.schema import MAX_ROWS
 
-__all__ = ["HISTORY", "ReadHistory", "latest_first", "read_open", "read_recorder"]
+__all__ = ["HISTORY", "ReadHistory", "incarnation_of", "latest_first", "read_open", "read_recorder", "rows_of"]
 
 MAX_RECORDS = MAX_ROWS
 """Upper bound on the records of one table that are looked at in each process, the latest ones."""
@@ -243,6 +243,25 @@ def read_open(table: str, memory: Memory, process: RunProcess, correction: Corre
         awaited = _awaited(read_waits(memory), found)
         for record in found:
             yield _send(source, record, awaited)
+
+
+def rows_of(
+    table: str, memory: Memory, process: RunProcess, correction: Correction, records: bytes
+) -> Iterator[HistoryRow]:
+    """Yield the rows of metrics or spans, in the order of their records.
+
+    Args:
+        records: those of a drain of the process.
+    """
+    row = {METRICS.name: _metric, SPANS.name: _span}[table]
+    source = _source(memory, process, correction)
+    for record in map(DecodedRecord._make, layout.RECORD.iter_unpack(records)):
+        yield row(source, record)
+
+
+def incarnation_of(memory: Memory) -> str:
+    """The incarnation of a process, hexadecimal."""
+    return read_header(memory)[1]
 
 
 def _open_places(memory: Memory, ring: layout.Ring) -> Iterator[DecodedRecord]:

@@ -103,7 +103,7 @@ class Scribe:
         self._procs[place] = record_fd
         if self._messages is not None:
             self._tell_of(place, record_fd)
-        elif self._keeps:
+        elif self._keeps or self._settings.telemetry.otlp_url:
             self._start()
 
     def remove(self, place: ProcPlace, cause: str, *, failed: bool) -> None:
@@ -203,7 +203,7 @@ class Scribe:
         self._reaper.watch(self._pid, self._on_exit)
         telemetry = self._settings.telemetry
         host, rank, gpus = self._settings.name, self._settings.rank, list(self._settings.grant.gpus)
-        self._tell(BeginSampling(host, rank, gpus, telemetry.sample_s, telemetry.keep_dead))
+        self._tell(BeginSampling(host, rank, gpus, telemetry.sample_s, telemetry.keep_dead, telemetry.otlp_url))
         if self._keeps:
             self._tell_to_keep()
         for place, fd, over in self._dead:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,9 @@ from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.core.storage.files import write_private
-from monarch_hpc.telemetry.views.trace import TraceRows, trace_events
+from monarch_hpc.telemetry.views.torch_trace import TorchProfile, read_profile, torch_events
+from monarch_hpc.telemetry.views.trace import TraceRows, start_of, trace_events
+from monarch_hpc.wire.tables.clocks import CLOCKS
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.wire.tables.schema import Table
 
@@ -54,12 +57,22 @@ R = TypeVar("R")
     callback=seconds,
     help="Wait no longer for the answers.",
 )
+@click.option(
+    "--torch",
+    "folder",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Add the profiles in DIR that torch's profiler has written.",
+)
 @output_options
-def command(name: str | None, file: Path, run: str | None, since: int | None, timeout_s: int) -> int:
+def command(
+    name: str | None, file: Path, run: str | None, since: int | None, timeout_s: int, folder: Path | None
+) -> int:
     """Write a trace of calls, spans and metrics for Perfetto.
 
     Open the file at https://ui.perfetto.dev, or in any viewer of Chrome's format. Arrows lead from callers to callees;
-    times are by the clock of the head's host. NAME is an allocation; all of them if left out.
+    times are by the clock of the head's host, also those of torch's profiles. NAME is an allocation; all of them if
+    left out.
     """
     output = current_output()
     where: dict[str, object] = {} if run is None else {"run": run}
@@ -71,7 +84,10 @@ def command(name: str | None, file: Path, run: str | None, since: int | None, ti
         return _INCOMPLETE
     hosts = _Hosts(dict(targets), where, timeout_s)
     rows = TraceRows(hosts.ask(HANDLED), hosts.ask(SENDS), hosts.ask(SPANS), hosts.ask(TRANSFERS), hosts.ask(METRICS))
-    empty = next(rows.all, None) is None
+    profiles, unread = _read_profiles(folder)
+    if unread:
+        output.warn(f"these files in {folder} are not profiles of torch: {', '.join(unread[:5])}")
+    empty = next(rows.all, None) is None and not profiles
     if empty:
         refuse_absent(targets, where)
     if hosts.missing:
@@ -79,7 +95,10 @@ def command(name: str | None, file: Path, run: str | None, since: int | None, ti
     if empty:
         output.warn(f"there is nothing to write: no process has such records; {file.absolute()} is left as it is")
         return _INCOMPLETE
-    events = [*trace_events(rows)]
+    placed = _placed(profiles, rows, hosts)
+    start_s = min([start_of(rows), *(profile.begin_s - ahead_s for profile, ahead_s, _ in placed)])
+    events = [*trace_events(rows, start_s)]
+    events += torch_events(placed, start_s, 1 + len({event["pid"] for event in events}))
     written = io.BytesIO()
     _write(written, events, compressed=file.suffix == ".gz")
     write_private(file.absolute(), written.getvalue())
@@ -90,6 +109,7 @@ def command(name: str | None, file: Path, run: str | None, since: int | None, ti
         output.warn(f"the clocks of {', '.join(unsure[:5])} were not compared with the head's: times there may be off")
     counts = {"calls": len(rows.handled), "sent": len(rows.sends), "spans": len(rows.spans)}
     counts |= {"transfers": len(rows.transfers), "metrics": len(rows.metrics)}
+    counts["profiles"] = len(profiles)
     counts["arrows"] = sum(event["ph"] == "s" for event in events)
     document = {"file": str(file), "bytes": len(written.getvalue()), **counts, "missing": sorted(hosts.missing)}
     text = f"{file}: {', '.join(f'{num} {what}' for what, num in counts.items())}; open it at https://ui.perfetto.dev"
@@ -125,6 +145,40 @@ class _Hosts:
             self.missing.update(answer.missing, answer.left_out)
             self.cut.update(answer.cut)
         return rows
+
+
+def _read_profiles(folder: Path | None) -> tuple[list[TorchProfile], list[str]]:
+    """Return the profiles in a folder, and the names of the files that are something else."""
+    profiles, unread = [], []
+    paths = [] if folder is None else sorted(path for path in folder.rglob("*.json*") if path.is_file())
+    for path in paths:
+        try:
+            data = path.read_bytes()
+            profile = read_profile(path.name, json.loads(gzip.decompress(data) if path.suffix == ".gz" else data))
+        except (OSError, EOFError, ValueError, zlib.error, RecursionError):
+            profile = None
+        if profile is None:
+            unread.append(path.name)
+        else:
+            profiles.append(profile)
+    return profiles, unread
+
+
+def _placed(profiles: list[TorchProfile], rows: TraceRows, hosts: _Hosts) -> list[tuple[TorchProfile, float, str]]:
+    """Each profile with the seconds by which the clock of its host is ahead of the head's, and its process.
+
+    A profile is of the process with its id whose records are nearest to it in time; ids of processes return.
+    """
+    ahead_s = {clock.host: clock.ahead_us * 1e-6 for clock in hosts.ask(CLOCKS)} if profiles else {}
+    placed = []
+    for profile in profiles:
+        own = [row for row in rows.all if row.pid == profile.pid]
+        row = min(own, key=lambda one: abs(one.t - profile.begin_s), default=None)
+        if row is None:
+            placed.append((profile, 0.0, profile.name))
+        else:
+            placed.append((profile, ahead_s.get(row.host, 0.0), f"r{row.rank:02d} {row.host}"))
+    return placed
 
 
 def _write(written: io.BytesIO, events: list[dict[str, object]], *, compressed: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.proc_ref import ProcRef
@@ -196,6 +197,11 @@ class LocalDoor(ProgramDoor):
     def hosts(self, allocation: str) -> dict[int, HostEntry]:
         """Resources granted on each host of an allocation, by rank."""
         return dict(self._tenancy(allocation).hosts)
+
+    def place(self, allocation: str) -> tuple[Path, str]:
+        """The directory of an allocation, and the run there."""
+        tenancy = self._tenancy(allocation)
+        return tenancy.directory, tenancy.run
 
     def hosts_in_use(self, allocation: str) -> list[int]:
         """Ranks of the hosts of an allocation that are not spares."""

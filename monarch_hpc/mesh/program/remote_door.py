@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from monarch_hpc.actor.future import Future
@@ -84,6 +85,10 @@ class RemoteDoor(ProgramDoor):
         """Resources granted on each host of an allocation, by rank."""
         found: Future[dict[int, HostEntry]] = self._requests().hosts.call_one(allocation)
         return block(self.runtime, found)
+
+    def place(self, allocation: str) -> tuple[Path, str]:
+        """Raise `RuntimeError`: the program shows its procs."""
+        _refuse("watch procs of")
 
     def hosts_in_use(self, allocation: str) -> list[int]:
         """Ranks of the hosts of an allocation that are not spares."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.kept.chunks import CASTS, EVENTS, METRICS, SENDS, SPANS, TRANSFERS
+from monarch_hpc.telemetry.kept.chunks import CASTS, EVENTS, METRICS, RECORDS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.telemetry.layout import CAST, OPEN, RECORD_BYTES, RecordKind, Ring
 from monarch_hpc.telemetry.reading import Memory, read_header, read_u64
 from monarch_hpc.telemetry.scribe.spool import Cursors
@@ -66,11 +66,15 @@ class Drain:
         if cursors.get(SPANS):  # an earlier helper has seen these begin
             self._take_ring(SPANS, 0, cursors[SPANS])
 
-    def take(self, *, last: bool = False) -> Iterator[Taken]:
-        """Yield the records that have been completed since the last time; *last* is thorough, for the end."""
+    def take(self, *, last: bool = False, only: Collection[str] = RECORDS) -> Iterator[Taken]:
+        """Yield the records that have been completed since the last time; *last* is thorough, for the end.
+
+        Args:
+            only: where they are, see `kept.chunks`; always the same for one object.
+        """
         if read_header(self._memory)[0]:
             return
-        for what, ring in _RINGS.items():
+        for what, ring in ((what, ring) for what, ring in _RINGS.items() if what in only):
             written = read_u64(self._memory, ring.cursor_at)
             before = self._cursors.get(what, 0)
             if written > before or (what == SPANS and self._open_spans):
@@ -78,7 +82,8 @@ class Drain:
                 records, num_lost = self._take_ring(what, before, written)
                 yield Taken(what, closed + records, num_lost, (written - before) / ring.num)
         self._num_takes += 1
-        yield from self._take_sent(thorough=last or self._num_takes % _THOROUGH == 0)
+        if SENDS in only:
+            yield from self._take_sent(thorough=last or self._num_takes % _THOROUGH == 0)
 
     def _take_ring(self, what: str, before: int, written: int) -> tuple[bytes, int]:
         ring = _RINGS[what]

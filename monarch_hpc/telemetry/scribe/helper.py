@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from monarch_hpc.core.clock import monotonic_ns
@@ -13,6 +14,7 @@ from monarch_hpc.telemetry.clock import Correction, uncompared
 from monarch_hpc.telemetry.history import HISTORY, latest_first
 from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.scribe.engine import HostEngine
+from monarch_hpc.telemetry.scribe.exporter import Exporter
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
 from monarch_hpc.telemetry.scribe.keeper import RecordKeeper
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
@@ -61,17 +63,21 @@ class Helper:
         self._host = ""
         self._keeps: KeepRecords | None = None
         self._keeper: RecordKeeper | None = None
+        self._exporter: Exporter | None = None
         self.engine = HostEngine(self._begin_leaf, self._known_procs)
 
     def due_s(self) -> float:
         """The time until `work` has something to do, in seconds."""
         sample_s = _IDLE_S if self._samples is None else self._samples.due_s()
         due_s = min(sample_s, self.engine.due_s())
+        due_s = due_s if self._exporter is None else min(due_s, self._exporter.due_s())
         return due_s if self._keeper is None else min(due_s, self._keeper.due_s())
 
     def work(self) -> None:
         """Do what is due."""
         self.engine.work()
+        if self._exporter is not None:
+            self._exporter.work()
         if self._samples is not None and self._samples.due_s() <= 0:
             self._sample()
         if self._keeper is not None:
@@ -88,6 +94,8 @@ class Helper:
         match message:
             case BeginSampling():
                 self._host, self._begin = message.host, message
+                if message.otlp_url:
+                    self._exporter = Exporter(message.otlp_url, message.host, lambda: self._correction)
                 self._samples = Samples(
                     message.host, message.gpus, message.sample_s, num_oom_kills, lambda: self._time_s()
                 )
@@ -101,6 +109,8 @@ class Helper:
                 if self._keeper is not None:
                     self._keeper.end(place, message.cause, failed=message.failed)
                 self.engine.tell(message)
+                if self._exporter is not None:
+                    self._exporter.end(place)
                 self._end_proc(place, message)
             case ClockIs():
                 self._correction = Correction(message.offset_ns, message.error_us)
@@ -172,9 +182,12 @@ class Helper:
             yield ProcRuns(place.run, place.mesh, place.rank, place.pid), fd
 
     def _keeping(self) -> list[HostKeeping]:
-        if self._keeper is None:
-            return [HostKeeping(self._host, False, 0, 0, 0, 0, 0, 0, "")]
-        return [self._keeper.row()]
+        none = HostKeeping(self._host, False, 0, 0, 0, 0, 0, 0, "", 0, 0, "")
+        row = none if self._keeper is None else self._keeper.row()
+        if self._exporter is None:
+            return [row]
+        sent, unsent = self._exporter.num_sent, self._exporter.num_unsent
+        return [replace(row, exported=sent, unexported=unsent, export_problem=self._exporter.problem)]
 
     def _add(self, place: ProcPlace, fd: int) -> None:
         self._forget(place)
@@ -182,6 +195,8 @@ class Helper:
         self.engine.tell(ProcRuns(place.run, place.mesh, place.rank, place.pid), fd)
         if self._keeper is not None:
             self._keeper.add(place, fd)
+        if self._exporter is not None:
+            self._exporter.add(place, fd)
 
     def _end_proc(self, place: ProcPlace, over: ProcOver) -> None:
         """Keep the records of a proc that has died, as long as its agent does."""
@@ -207,6 +222,8 @@ class Helper:
     def close(self) -> None:
         """Let go of everything."""
         self.engine.close()
+        if self._exporter is not None:
+            self._exporter.close()
         if self._keeper is not None:
             self._keeper.close()
         for place in list(self._procs):

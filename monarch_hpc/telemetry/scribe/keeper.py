@@ -273,6 +273,7 @@ class RecordKeeper:
             sum(self._sizes.values()),
             self._spool.num_bytes,
             self._problem,
+            *(0, 0, ""),
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.tables.calls import PROGRAM_MESH
 from monarch_hpc.wire.tables.history import HandledCall, HistoryRow, MetricRow, SendRow, SpanRow, TransferRow
 
-__all__ = ["TraceRows", "trace_events"]
+__all__ = ["TraceRows", "start_of", "trace_events"]
 
 _MARK_US = 1.0
 """Length of the mark at the sender of a call, to which its arrow is tied."""
@@ -65,13 +65,17 @@ class _Process:
         return f"{who} {self.row.host} ({error})"
 
 
-def trace_events(rows: TraceRows) -> Iterator[_Event]:
-    """Yield the events of a trace, whose time begins with the earliest row; nothing without rows.
+def start_of(rows: TraceRows) -> float:
+    """The time of the earliest row, in seconds of Unix time; infinite without rows."""
+    return min((row.t for row in rows.all), default=math.inf)
+
+
+def trace_events(rows: TraceRows, start_s: float) -> Iterator[_Event]:
+    """Yield the events of a trace, whose time begins at *start_s*; nothing without rows.
 
     A call is a bar on the track of its actor, and an arrow leads to it from its sender. Times are in microseconds, as
     the format wants it; rows have been corrected to one clock, and the names of processes show the error.
     """
-    start_s = min((row.t for row in rows.all), default=0.0)
 
     def us(t: float) -> float:
         return round((t - start_s) * 1e6, 3)

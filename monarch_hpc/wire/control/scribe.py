@@ -31,6 +31,7 @@ class BeginSampling(Message):
         gpus: numbers or UUIDs of the granted GPUs.
         sample_s: config key `telemetry.sample_s`.
         keep_dead: config key `telemetry.keep_dead`.
+        otlp_url: config key `telemetry.otlp_url`.
     """
 
     host: str
@@ -38,6 +39,7 @@ class BeginSampling(Message):
     gpus: list[str]
     sample_s: float
     keep_dead: int
+    otlp_url: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,9 @@ class HostKeeping:
     bytes: Annotated[int, "their size"]
     waiting_bytes: Annotated[int, "size of what is not in a file yet, uncompressed"]
     problem: Annotated[str, "why the last file could not be written; empty if it could"]
+    exported: Annotated[int, "metrics and spans that the collector of `telemetry.otlp_url` has taken"]
+    unexported: Annotated[int, "those that it has not taken, because it was out of reach, or there were too many"]
+    export_problem: Annotated[str, "why it has not taken the last ones; empty if it has, or there is no collector"]
 
 
-KEEPING = Table("keeping", HostKeeping, "What hosts keep of records in files.")
+KEEPING = Table("keeping", HostKeeping, "What hosts keep of records in files, and export.")

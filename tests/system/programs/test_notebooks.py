@@ -130,9 +130,11 @@ def test_a_restarted_kernel_leaves_no_proc(shown: dict[str, str]) -> None:
 
 def test_meshes_answers_and_progress_are_shown_below_their_cell(tmp_path: Path) -> None:
     step = "for point, pid in monarch_hpc.progress(echo.say.stream('again'), 'say'): pass"
-    _, mesh, values, progress = show(tmp_path, {"run": START}, *({"run": cell} for cell in (
-        "print(echo._repr_html_())", "print(echo.say.call('x').get()._repr_html_())", step + "\nprint('done')"
+    watched = "watch = monarch_hpc.hosts().spawn_procs().watch(0.1); watch.stop(); print('watched')"
+    _, mesh, values, progress, watch = show(tmp_path, {"run": START}, *({"run": cell} for cell in (
+        "print(echo._repr_html_())", "print(echo.say.call('x').get()._repr_html_())", step + "\nprint('done')", watched
     )))  # fmt: skip
     assert "ActorMesh echo of Echo" in mesh and "<td>" in mesh
     assert "ValueMesh(" in values and "<th>value</th>" in values
     assert "done" in progress
+    assert "watched" in watch and "Error" not in watch

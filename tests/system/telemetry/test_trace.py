@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,10 @@ class Worker(Actor):
         with monarch_hpc.span("inside"):
             pass
         return 1
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
 
     @endpoint
     def ask(self, other: ActorMesh[Worker]) -> int:
@@ -73,6 +78,23 @@ def test_calls_of_calls_are_bars_and_arrows(
     document = json.loads(capsys.readouterr().out)
     assert document["arrows"] >= 6 and document["missing"] == [] and document["bytes"] == plain.stat().st_size
     assert len(json.loads(plain.read_text())["traceEvents"]) >= len(events)
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    pid = back.pid.call_one().get(_PATIENCE_S)
+    profile = {
+        "baseTimeNanoseconds": time.time_ns(),
+        "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": pid, "tid": pid, "ts": 1.0, "dur": 2}],
+    }
+    (folder / "n1.pt.trace.json.gz").write_bytes(gzip.compress(json.dumps(profile).encode()))
+    (folder / "other.json").write_text("[]")
+    assert main(["trace", directory, "-o", str(plain), "--torch", str(folder), "--deadline", "60s", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["profiles"] == 1 and "are not profiles of torch: other.json" in told.err
+    events = json.loads(plain.read_text())["traceEvents"]
+    (added,) = (one for one in events if one["name"] == "aten::add")
+    named = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert named[added["pid"]] == "torch: r01 local1"
+    assert added["ts"] > max(one["ts"] for one in events if one["name"] == "work")
     written = plain.read_bytes()
     assert main(["trace", directory, "-o", str(plain), "--run", "nosuch"]) == 64
     assert "'--run': there is no run nosuch; there are: feedbeef" in capsys.readouterr().err

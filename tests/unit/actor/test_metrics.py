@@ -69,7 +69,7 @@ def test_metrics_of_all_kinds_of_numbers(records: Records) -> None:
 
 class OnDevice:
     is_cpu = False
-    device = "cuda:1"
+    device: object = "cuda:1"
 
     def __float__(self) -> float:
         raise AssertionError("it waits for the device")

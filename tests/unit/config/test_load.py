@@ -246,6 +246,8 @@ def test_hostile_yaml_is_an_error_that_names_the_file(home: Path, text: str) -> 
         ("MONARCH_HPC_SITE", "nowhere", "no such profile; known: generic, alps, .*slurmlab"),
         ("MONARCH_HPC_SLURM__POLL_MIN_S", "90", "exceeds slurm.poll_max_s"),
         ("MONARCH_HPC_LIVENESS__SUSPECT_S", "20", "must be below liveness.dead_s"),
+        ("MONARCH_HPC_TELEMETRY__OTLP_URL", "collector:4318", "must be like http://collector:4318"),
+        ("MONARCH_HPC_TELEMETRY__OTLP_URL", "http://collector:99999", "must be like http://collector:4318"),
         ("MONARCH_HPC_LIVENESS__HEARTBEAT_S", "0", "must be more than 0"),
         ("MONARCH_HPC_LIVENESS__HEARTBEAT_S", "5", "must be below suspect_s"),
         ("MONARCH_HPC_SLURM__TIME_MIN", "0", "must be more than 0"),

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_hpc.telemetry.views.trace import TraceRows, trace_events
+from monarch_hpc.telemetry.views.trace import TraceRows, start_of, trace_events
 from monarch_hpc.wire.tables.history import HandledCall, MetricRow, SendRow, SpanRow, TransferRow
 
 T = 1.0  # Unix time in a double is known to a quarter of a microsecond only
@@ -77,7 +77,7 @@ def span(t: float, took_us: float, name: str = "load") -> SpanRow:
 
 
 def events(rows: TraceRows) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(json.dumps([*trace_events(rows)]))
+    found: list[dict[str, Any]] = json.loads(json.dumps([*trace_events(rows, start_of(rows))]))
     return found
 
 
