@@ -39,9 +39,11 @@ class Recovery:
         obstacle: why repeating the last batch would not be exact; empty if it would be.
         num_changes: number of changes that the program may not repeat, in all.
         lost_leaves: leaves whose gradients were computed before the decided version, and not dropped since.
+        is_begun: whether an attempt to heal was begun, so that another one takes a decision of its own, and an epoch.
         num_heals: number of heals.
         begun_s: when the heals of the last hour began.
         sources: parts of tensors that the program has distributed.
+        unloaded: by rank, numbers of values that are to be loaded from a checkpoint, and have no contents until then.
     """
 
     def __init__(self, engine: TensorEngine, ranks: Ranks) -> None:
@@ -54,6 +56,7 @@ class Recovery:
         self.num_heals = 0
         self.begun_s: deque[float] = deque()
         self.sources = KeptParts(engine.config.kept_bytes)
+        self.unloaded: dict[int, set[int]] = {}
         self._issued = 0
         self._seen = (0, 0)
         self._steps = {0: 0}
@@ -68,6 +71,7 @@ class Recovery:
         self._graded: WeakSet[Any] = WeakSet()
         self._fresh: set[Any] = set()
         self._decided = False
+        self.is_begun = False
         self._deciding = RLock()
         follow_optimizers(_with_optimizer, _before_step, _after_step)
 
@@ -212,7 +216,7 @@ class Recovery:
         self.mark = max(marks.values())
         if self._seen[0] < version and self._steps.get(self._seen[0]) == self._steps[version]:
             self._seen = version, 0  # no step in between, which a program would read the loss of
-        self.obstacle = obstacle_to_repeating(
+        self.obstacle = self.obstacle or obstacle_to_repeating(  # of the first decision: it has taken the program back
             Position(self._issued, *self._seen, self._backwards, self._changes), version
         )
         self._go_back(version)
@@ -275,7 +279,7 @@ class Recovery:
 
     def mended(self) -> None:
         """Go on: the ranks are whole again."""
-        self._decided = False
+        self._decided = self.is_begun = False
         self.num_heals += 1
         self._seen = self._issued, 0
         self.known = self._issued
