@@ -13,7 +13,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.core.arguments import check_instance
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.ids import new_incarnation
-from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.custom_functions import carry_custom_functions
@@ -42,7 +42,6 @@ class _Opened:
         config = load().config.tensor
         addresses = {rank: parse_address(proc.addresses[0])[0] for rank, proc in zip(ranks, procs, strict=True)}
         key, mesh = new_incarnation(), procs[0].mesh
-        flat = Region(Extent(("procs",), (len(ranks),)), 0, (1,))
         control: ActorMesh[TensorControl] = root.spawn("tensor_control", TensorControl, key)
         in_a_row = _in_a_row(control, ranks)
         settings = WorkerSettings(key, ranks, addresses, config.collective_s, config.max_lent)
@@ -52,8 +51,7 @@ class _Opened:
         self.ranks = Ranks(self.engine, root, _in_a_row(self._workers, ranks), in_a_row, abort, config.fence_s)
         self._operations = MeshOperations(view_of, self.view_at, self.sharded_at, mesh)
         self._sharded = ShardedOperations(view_of, self.view_at, self.sharded_at, mesh)
-        for place in range(len(flat)):
-            self.engine.watch(ranks[place], in_a_row.slice(procs=place).watch.call_one())
+        self.ranks.watch(ranks)
 
     def view_at(self, region: Region) -> View:
         """The view of some of the ranks."""

@@ -186,7 +186,7 @@ def _attempt(recovery: Recovery, engine: Any, *, loads: bool) -> None:
     _fill(recovery, plan, held, blank, meshes)
     _verify(engine, ranks.ask([*survivors, *blank], "digests"), held, plan, meshes)
     ranks.ask([*survivors, *blank], "finish")
-    ranks.watch()
+    ranks.mended()
     engine.mended()
     recovery.mended()
 

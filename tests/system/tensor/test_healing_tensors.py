@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -165,6 +166,31 @@ def test_a_rank_that_fails_alone_goes_back_with_the_others(mesh: Mesh, tmp_path:
     losses = training.run(in_step={2: fail})
     _check_equal(training, losses)
     assert [error.kind for error in training.errors] == ["diverged"] and "not here" in training.errors[0].cause
+
+
+def _hang_once(x: Any, folder: str) -> Any:
+    if x.device_mesh.get_rank() == 3 and not os.path.exists(f"{folder}/hung"):
+        Path(folder, "hung").touch()
+        Event().wait()
+    return x
+
+
+def test_a_rank_that_does_not_come_out_of_an_operation_is_replaced(
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONARCH_HPC_TENSOR__COLLECTIVE_S", "8")
+    monkeypatch.setenv("MONARCH_HPC_TENSOR__FENCE_S", "4")
+    training = Training(mesh)
+
+    def hang(mesh: Mesh) -> None:
+        mesh.execute(_hang_once, torch.ones(1), str(tmp_path), propagate=lambda x, folder: x)
+
+    losses = training.run(in_step={2: hang})
+    assert [(error.kind, error.rank) for error in training.errors] == [("stuck", 3)]
+    error = training.errors[0]
+    assert "does not come out" in error.cause and "in hang: mesh.execute(_hang_once" in error.cause
+    assert "_hang_once" in error.stacks[3]
+    _check_equal(training, losses)
 
 
 def test_tensors_from_before_the_last_step_stay_and_later_ones_are_lost(mesh: Mesh) -> None:
