@@ -17,7 +17,7 @@ from monarch_hpc.config.sections.tensor import TensorConfig
 from monarch_hpc.core.arguments import check_instance
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.ids import new_incarnation
-from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.custom_functions import carry_custom_functions
@@ -66,7 +66,6 @@ class _Opened:
         ranks = tuple(root.region.base_ranks())
         addresses = {rank: parse_address(proc.addresses[0])[0] for rank, proc in zip(ranks, procs, strict=True)}
         self._mesh = procs[0].mesh
-        flat = Region(Extent(("procs",), (len(ranks),)), 0, (1,))
         suffix = shown.replace(", stream ", "_")
         control: ActorMesh[TensorControl] = root.spawn(f"tensor_control{suffix}", TensorControl, key)
         in_a_row = _in_a_row(control, ranks)
@@ -75,8 +74,7 @@ class _Opened:
         abort = partial(_abort, in_a_row)
         self.engine = TensorEngine(key, f"{root!r}{shown}", config, abort)
         self.ranks = Ranks(self.engine, root, _in_a_row(self._workers, ranks), in_a_row, abort, config.fence_s)
-        for place in range(len(flat)):
-            self.engine.watch(ranks[place], in_a_row.slice(procs=place).watch.call_one())
+        self.ranks.watch(ranks)
 
     def view_at(self, region: Region) -> View:
         """The view of some of the ranks."""

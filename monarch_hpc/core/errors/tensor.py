@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from monarch_hpc.core.errors.root import MonarchError
 
@@ -51,6 +52,7 @@ class DeviceMeshError(MonarchError):
         host: of the rank; empty if it is unknown.
         last_lines: what its process wrote last; empty if that is unknown.
         version: the version at which a healed mesh goes on; -1 if it cannot be healed.
+        stacks: where ranks were, by rank, if one is ``stuck``: the stack of each that executed something.
     """
 
     def __init__(
@@ -62,8 +64,9 @@ class DeviceMeshError(MonarchError):
         host: str = "",
         last_lines: Sequence[str] = (),
         version: int = -1,
+        stacks: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(mesh, kind, rank, cause, host, last_lines, version)
+        super().__init__(mesh, kind, rank, cause, host, last_lines, version, dict(stacks))
         self.mesh = mesh
         self.kind = kind
         self.rank = rank
@@ -71,6 +74,7 @@ class DeviceMeshError(MonarchError):
         self.host = host
         self.last_lines = tuple(last_lines)
         self.version = version
+        self.stacks = dict(stacks)
 
     def __str__(self) -> str:
         rank = f"rank {self.rank}" if self.rank >= 0 else "the mesh"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_hpc.core.arguments import check_flag
+from monarch_hpc.core.arguments import check_callable, check_flag
 from monarch_hpc.core.errors import DeviceMeshError, MeshDied
 from monarch_hpc.core.text.description import text_of
 from monarch_hpc.mesh.proc import ProcMesh
@@ -35,7 +36,7 @@ class _OnProcs(Protocol):
 M = TypeVar("M", bound=_OnProcs)
 
 
-def heal_mesh(mesh: M, *, rewind: bool = False) -> M:
+def heal_mesh(mesh: M, *, rewind: bool = False, checkpoint: Callable[[M], object] | None = None) -> M:
     """Bring a mesh back that a `DeviceMeshError` was raised of; returns at once if it is well.
 
     Procs that have died are started again, on their hosts or on spare ones. All ranks go to the state of
@@ -47,18 +48,23 @@ def heal_mesh(mesh: M, *, rewind: bool = False) -> M:
         mesh: the mesh.
         rewind: whether the program handles it itself that more is lost than its last batch: it has to go on at
             `Mesh.version`.
+        checkpoint: called with the mesh if no rank has a copy of a part of the state: it loads the last checkpoint with
+            `Mesh.load`, and has the program go on from there. Not called if nothing is lost.
 
     Returns:
         The same mesh.
 
     Raises:
         DeviceMeshError: the mesh cannot be healed: ``lost`` if no rank has a copy of a parameter, of the state of an
-            optimizer, or of another tensor that was written to, or if modules or optimizers live on the ranks;
+            optimizer, or of another tensor that was written to, and *checkpoint* is None or has not loaded it, or if
+            modules or optimizers live on the ranks;
             ``torn`` if the ranks do not agree. Or it would not be exact to repeat the last batch, and *rewind* is
             False: the mesh can still be healed with it.
         TypeError: *mesh* is not a mesh with sharded tensors.
     """
     check_flag("rewind", rewind)
+    if checkpoint is not None:
+        check_callable("checkpoint", checkpoint)
     view = sharded_view_of(mesh.procs)
     engine = view.engine
     if engine.broken is None:
@@ -67,24 +73,57 @@ def heal_mesh(mesh: M, *, rewind: bool = False) -> M:
         raise _not_kept(engine)
     recovery = recovery_of(mesh.procs)
     recovery.settle()
-    _check(recovery, engine.broken, rewind=rewind)
+    _check(recovery, engine.broken, rewind=rewind or bool(recovery.unloaded))  # what is loaded says where to go on
+    if recovery.unloaded and checkpoint is None:
+        cause = "what no rank has a copy of was not loaded yet: give checkpoint="
+        raise DeviceMeshError(engine.name, "lost", -1, cause) from engine.broken
     _spend(recovery, engine, engine.config.heals_an_hour)
-    for attempt in range(_MAX_ATTEMPTS):
+    for _ in range(_MAX_ATTEMPTS):
         try:
-            if attempt:
+            if recovery.is_begun:
                 recovery.decide()
                 _check(recovery, engine.broken, rewind=True)
-            _attempt(recovery, engine)
-            return mesh
+            recovery.is_begun = True
+            _attempt(recovery, engine, loads=checkpoint is not None)
+            break
         except RankLost as error:
             last = error
         except MeshDied as error:
             raise DeviceMeshError(
                 engine.name, "died", -1, f"its procs could not be started: {text_of(error)}"
             ) from error
-    raise DeviceMeshError(
-        engine.name, "died", -1, f"{_MAX_ATTEMPTS} attempts to heal it were cut off: {last}"
-    ) from last
+    else:
+        raise DeviceMeshError(
+            engine.name, "died", -1, f"{_MAX_ATTEMPTS} attempts to heal it were cut off: {last}"
+        ) from last
+    if recovery.unloaded and checkpoint is not None:
+        _load(mesh, recovery, engine, checkpoint)
+    return mesh
+
+
+def _load(mesh: M, recovery: Recovery, engine: Any, checkpoint: Callable[[M], object]) -> None:
+    """Have the program load what no rank has a copy of.
+
+    Raises:
+        DeviceMeshError: a part of it was not loaded, or the mesh has broken meanwhile.
+        Exception: what *checkpoint* raised. In both cases the mesh can be healed again, with another one.
+    """
+    lacking: list[int] = []
+    try:
+        checkpoint(mesh)
+        engine.wait()
+        for rank, numbers in recovery.unloaded.items():
+            lacking += recovery.ranks.ask([rank], "unwritten", sorted(numbers))[rank]
+        if not lacking:
+            recovery.unloaded.clear()
+            return
+    except RankLost as error:
+        raise DeviceMeshError(engine.name, "died", -1, f"it was lost in checkpoint=: {error}") from error
+    finally:
+        if recovery.unloaded and engine.broken is None:  # nobody may compute with what has no contents
+            cause = f"{len(lacking) or 'some'} tensors that no rank has a copy of were not loaded by checkpoint="
+            engine.broken = DeviceMeshError(engine.name, "lost", -1, cause, version=recovery.known)
+    raise engine.failure()
 
 
 def _not_kept(engine: Any) -> DeviceMeshError:
@@ -128,7 +167,7 @@ def _spend(recovery: Recovery, engine: Any, limit: int) -> None:
     begun.append(now_s)
 
 
-def _attempt(recovery: Recovery, engine: Any) -> None:
+def _attempt(recovery: Recovery, engine: Any, *, loads: bool) -> None:
     ranks = recovery.ranks
     survivors = ranks.left
     ranks.root.heal(("respawn", "spares"))
@@ -139,12 +178,15 @@ def _attempt(recovery: Recovery, engine: Any) -> None:
     meshes = {number: spec for number, spec in specs.items() if isinstance(spec, MeshSpec)}
     ranks.meet(list(specs.items()), sorted(meshes), (recovery.known, recovery.mark))
     held: dict[int, Held] = ranks.ask(survivors, "held")
-    plan = plan_fill(held, blank, meshes, recovery.sources.ranks())
+    plan = plan_fill(held, blank, meshes, recovery.sources.ranks(), loads=loads)
     _check_lost(engine, plan, meshes)
+    for rank, pieces in plan.blank.items():
+        if pieces:
+            recovery.unloaded.setdefault(rank, set()).update(pieces)
     _fill(recovery, plan, held, blank, meshes)
     _verify(engine, ranks.ask([*survivors, *blank], "digests"), held, plan, meshes)
     ranks.ask([*survivors, *blank], "finish")
-    ranks.watch()
+    ranks.mended()
     engine.mended()
     recovery.mended()
 
@@ -155,7 +197,8 @@ def _check_lost(engine: Any, plan: FillPlan, meshes: dict[int, MeshSpec]) -> Non
     Raises:
         DeviceMeshError: it is lost.
     """
-    state = [(piece, ranks) for piece, ranks in plan.lost.values() if piece.leaf or piece.written]
+    loaded = {number for pieces in plan.blank.values() for number in pieces}
+    state = [lost for number, lost in plan.lost_state.items() if number not in loaded]
     if not state:
         return
     shown = "; ".join(_shown(piece, ranks, meshes[piece.mesh]) for piece, ranks in state[:4])
@@ -188,7 +231,8 @@ def _fill(
                 )
                 if rank in spec.ranks and (state := next(states, None)) is not None:
                     random[number] = state
-        arguments = plan.transfers, pieces, given, plan.failed[rank], random, plan.dropped[rank], recovery.lost_leaves
+        lost = plan.blank[rank], plan.failed[rank]
+        arguments = plan.transfers, pieces, given, *lost, random, plan.dropped[rank], recovery.lost_leaves
         calls[rank] = (("exchange", *arguments), {})
     recovery.ranks.ask_each("heal", calls)
 

@@ -23,7 +23,7 @@ class FillPlan:
         failed: values to mark as failed: rank -> number -> operation.
         dropped: values that some ranks have dropped already: rank -> numbers.
         lost: values of which nobody has a part: number -> its piece on another rank, and the ranks whose part that is.
-        random: for each rank one that has its random numbers.
+        blank: values without contents until a checkpoint is loaded: rank -> number -> its piece on another rank.
     """
 
     transfers: list[MemoryTransfer] = field(default_factory=list)
@@ -32,6 +32,12 @@ class FillPlan:
     failed: dict[int, dict[int, int]] = field(default_factory=dict)
     dropped: dict[int, list[int]] = field(default_factory=dict)
     lost: dict[int, tuple[HeldPart, list[int]]] = field(default_factory=dict)
+    blank: dict[int, dict[int, HeldPart]] = field(default_factory=dict)
+
+    @property
+    def lost_state(self) -> dict[int, tuple[HeldPart, list[int]]]:
+        """Those of the lost values without which a training cannot go on."""
+        return {number: (piece, ranks) for number, (piece, ranks) in self.lost.items() if piece.leaf or piece.written}
 
 
 def coordinates(spec: MeshSpec, rank: int) -> tuple[int, ...]:
@@ -54,6 +60,8 @@ def plan_fill(
     blank: Collection[int],
     meshes: Mapping[int, MeshSpec],
     kept: Mapping[int, Collection[int]],
+    *,
+    loads: bool = False,
 ) -> FillPlan:
     """Plan.
 
@@ -62,10 +70,12 @@ def plan_fill(
         blank: the ranks without.
         meshes: meshes with sharded tensors by number.
         kept: ranks whose part of a value the program has, by number of the value.
+        loads: whether state that is lost comes from a checkpoint afterwards.
     """
     plan = FillPlan()
     for rank in (*held, *blank):
         plan.pieces[rank], plan.given[rank], plan.failed[rank], plan.dropped[rank] = {}, [], {}, []
+        plan.blank[rank] = {}
     _drop(held, meshes, plan)
     pieces: dict[int, HeldPart] = {}
     for one in held.values():
@@ -103,7 +113,11 @@ def plan_fill(
                 plan.lost.setdefault(number, (any_piece, []))[1].append(rank)
         for one in held.values():
             plan.failed[rank].update({number: root for number, root in one.failed.items() if number not in dropped})
-    for number, (piece, _) in plan.lost.items():
+    for number, (piece, lacking) in plan.lost.items():
+        if loads and number in plan.lost_state and _is_alone(number, held):
+            for rank in lacking:
+                plan.blank[rank][number] = piece
+            continue
         for rank in meshes[piece.mesh].ranks:
             plan.pieces[rank].pop(number, None)
             plan.failed[rank][number] = _LOST

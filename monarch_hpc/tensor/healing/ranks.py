@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from monarch_hpc.actor.future import Future
@@ -10,7 +11,7 @@ from monarch_hpc.core.errors import CallTimeout, DeviceMeshError, MonarchError, 
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.stream.engine import TensorEngine
-from monarch_hpc.tensor.stream.holdings import RankStatus
+from monarch_hpc.tensor.stream.holdings import RankPlace, RankStatus
 from monarch_hpc.tensor.worker.actor import TensorWorker
 from monarch_hpc.tensor.worker.control import TensorControl
 
@@ -34,6 +35,7 @@ class Ranks:
 
     Attributes:
         gone: ranks that have died, or do not answer, with the error that says so.
+        places: where ranks were when the others were stopped; of those that left the order by themselves only.
         whole: incarnations of the procs that hold the state, by rank.
     """
 
@@ -54,6 +56,8 @@ class Ranks:
         self._timeout_s = timeout_s
         self._base_ranks = tuple(root.region.base_ranks())
         self.gone: dict[int, BaseException] = {}
+        self.places: dict[int, RankPlace] = {}
+        self._unwatched: set[int] = set()
         self.whole = self.incarnations()
 
     @property
@@ -125,8 +129,13 @@ class Ranks:
         if problem is not None:
             self._abort(f"a rank was lost while its mesh was healed: {problem}")
 
-    def fence(self, cause: str) -> dict[int, RankStatus]:
-        """Have all ranks that live stop, and begin the next epoch; return how far they have come."""
+    def fence(self, cause: str, *, stacks: bool) -> dict[int, RankStatus]:
+        """Have all ranks that live stop, and begin the next epoch; return how far they have come.
+
+        Args:
+            cause: why.
+            stacks: whether to ask first where they are.
+        """
         self.gone.clear()
         engine = self._engine
         with engine.lock:
@@ -135,12 +144,28 @@ class Ranks:
         for rank, incarnation in self.whole.items():
             if now[rank] != incarnation:
                 self.gone[rank] = DeviceMeshError(engine.name, "died", rank, "its proc was started again")
+        self.places = self._each_of("place", self.left, (), control=True) if stacks else {}
         self._each_of("abort", self.left, (cause,), control=True)
-        statuses = self._each_of("heal", self.left, ("status", engine.epoch))
+        statuses = self._statuses()
         for rank, error in list(self.gone.items()):
             if isinstance(error, CallTimeout):
                 self._each_of("leave", [rank], (), control=True)
                 self.gone[rank] = error
+        return statuses
+
+    def _statuses(self) -> dict[int, RankStatus]:
+        """Have ranks stop; wait for those that execute further operations meanwhile, as others have left them."""
+        before = dict(self.places)
+        statuses: dict[int, RankStatus] = {}
+        left = self.left
+        while left:
+            statuses.update(self._each_of("heal", left, ("status", self._engine.epoch)))
+            late = [rank for rank in left if isinstance(self.gone.get(rank), CallTimeout)]
+            now: dict[int, RankPlace] = self._each_of("place", late, (), control=True)
+            left = [rank for rank in late if rank in now and now[rank].seq != getattr(before.get(rank), "seq", None)]
+            for rank in left:
+                del self.gone[rank]
+            before = now
         return statuses
 
     def _each_of(
@@ -173,11 +198,27 @@ class Ranks:
         proc = self.root.procs[self._base_ranks.index(rank)]
         return str(parse_address(proc.addresses[0])[0])
 
-    def watch(self) -> None:
-        """Learn of the deaths of ranks that were started again."""
+    def watch(self, ranks: Iterable[int]) -> None:
+        """Learn when ranks die, or stop by themselves."""
+        for rank in ranks:
+            self._unwatched.discard(rank)
+            future = self._control.slice(procs=self._base_ranks.index(rank)).watch.call_one()
+            future.add_done_callback(partial(self._note_end, rank))
+
+    def _note_end(self, rank: int, done: Future[Any]) -> None:
+        """Note what a rank has said of its end; on the driver."""
+        error = done.exception()
+        if error is not None:
+            self._engine.lose(rank, error)
+            return
+        self._unwatched.add(rank)
+        epoch, cause = done.result()
+        if epoch == self._engine.epoch:
+            self._engine.suspect(rank, cause)
+
+    def mended(self) -> None:
+        """Go on with all ranks, of which some were started again."""
         now = self.incarnations()
-        for place, rank in enumerate(self._base_ranks):
-            if now[rank] != self.whole[rank]:
-                self._engine.watch(rank, self._control.slice(procs=place).watch.call_one())
+        self.watch([rank for rank in self._base_ranks if rank in self._unwatched or now[rank] != self.whole[rank]])
         self.whole = now
         self.gone.clear()

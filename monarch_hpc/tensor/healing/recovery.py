@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import torch
 
-from monarch_hpc.core.errors import ActorDied, DeviceMeshError, MonarchError
+from monarch_hpc.core.errors import ActorDied, CallTimeout, DeviceMeshError, MonarchError
 from monarch_hpc.core.text.description import text_of
 from monarch_hpc.tensor.healing.decision import Position, TornError, decide, obstacle_to_repeating
 from monarch_hpc.tensor.healing.ranks import RankLost, Ranks
@@ -20,6 +20,7 @@ from monarch_hpc.tensor.healing.training import OptimizerSnapshot, follow_optimi
 from monarch_hpc.tensor.stream.engine import TensorEngine, View
 from monarch_hpc.tensor.stream.holdings import RankStatus
 from monarch_hpc.tensor.stream.records import COMMIT
+from monarch_hpc.tensor.stream.sites import line_of
 from monarch_hpc.tensor.stream.step_frame import begin_step, end_step
 
 __all__ = ["Recovery"]
@@ -39,9 +40,11 @@ class Recovery:
         obstacle: why repeating the last batch would not be exact; empty if it would be.
         num_changes: number of changes that the program may not repeat, in all.
         lost_leaves: leaves whose gradients were computed before the decided version, and not dropped since.
+        is_begun: whether an attempt to heal was begun, so that another one takes a decision of its own, and an epoch.
         num_heals: number of heals.
         begun_s: when the heals of the last hour began.
         sources: parts of tensors that the program has distributed.
+        unloaded: by rank, numbers of values that are to be loaded from a checkpoint, and have no contents until then.
     """
 
     def __init__(self, engine: TensorEngine, ranks: Ranks) -> None:
@@ -54,6 +57,7 @@ class Recovery:
         self.num_heals = 0
         self.begun_s: deque[float] = deque()
         self.sources = KeptParts(engine.config.kept_bytes)
+        self.unloaded: dict[int, set[int]] = {}
         self._issued = 0
         self._seen = (0, 0)
         self._steps = {0: 0}
@@ -68,6 +72,7 @@ class Recovery:
         self._graded: WeakSet[Any] = WeakSet()
         self._fresh: set[Any] = set()
         self._decided = False
+        self.is_begun = False
         self._deciding = RLock()
         follow_optimizers(_with_optimizer, _before_step, _after_step)
 
@@ -198,7 +203,7 @@ class Recovery:
 
     def _decide_once(self) -> None:
         broken: Any = self._engine.broken
-        statuses = self.ranks.fence(f"{broken.kind}: {broken.cause}")
+        statuses = self.ranks.fence(f"{broken.kind}: {broken.cause}", stacks=broken.kind == "diverged")
         self.known = max(self.known, *(status.version for status in statuses.values()), 0)
         if not statuses:
             self._give_up("lost", "no rank is left")
@@ -212,7 +217,7 @@ class Recovery:
         self.mark = max(marks.values())
         if self._seen[0] < version and self._steps.get(self._seen[0]) == self._steps[version]:
             self._seen = version, 0  # no step in between, which a program would read the loss of
-        self.obstacle = obstacle_to_repeating(
+        self.obstacle = self.obstacle or obstacle_to_repeating(  # of the first decision: it has taken the program back
             Position(self._issued, *self._seen, self._backwards, self._changes), version
         )
         self._go_back(version)
@@ -236,15 +241,22 @@ class Recovery:
         """Replace the error by one that states what has happened."""
         engine, kind, rank, cause = self._engine, broken.kind, broken.rank, broken.cause
         host, lines, origin = broken.host, broken.last_lines, broken.__cause__
+        stacks = {place: one.stack for place, one in self.ranks.places.items() if one.stack}
         for dead, error in sorted(self.ranks.gone.items()):
-            if kind != "died":
+            if kind == "diverged" and isinstance(error, CallTimeout) and dead in stacks:
+                site = engine.site_of(self.ranks.places[dead].seq)
+                where = f" of {line_of(site)}" if site else ""
+                kind, rank, cause = "stuck", dead, f"it does not come out of an operation{where}, which others left"
+                origin = error
+            elif kind not in ("died", "stuck"):
                 kind, rank, cause, origin = "died", dead, str(getattr(error, "cause", "") or text_of(error)), error
                 if isinstance(error, ActorDied):
                     host, lines = error.host, error.last_lines
         for stopped, status in sorted(statuses.items()):
             if kind == "diverged" and rank < 0:
                 rank, cause = stopped, status.cause
-        engine.broken = DeviceMeshError(engine.name, kind, rank, cause, host, lines, version)
+        shown = stacks if kind == "stuck" else {}
+        engine.broken = DeviceMeshError(engine.name, kind, rank, cause, host, lines, version, shown)
         engine.broken.__cause__ = origin
 
     def _give_up(self, kind: str, cause: str, origin: BaseException | None = None) -> None:
@@ -275,7 +287,7 @@ class Recovery:
 
     def mended(self) -> None:
         """Go on: the ranks are whole again."""
-        self._decided = False
+        self._decided = self.is_begun = False
         self.num_heals += 1
         self._seen = self._issued, 0
         self.known = self._issued

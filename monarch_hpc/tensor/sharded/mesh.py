@@ -340,11 +340,11 @@ class Mesh:
         recovery_of(self.procs).commit(self._view, num_steps=0)
         self.sync()
 
-    def heal(self, *, rewind: bool = False) -> Mesh:
+    def heal(self, *, rewind: bool = False, checkpoint: Callable[[Mesh], object] | None = None) -> Mesh:
         """Bring this mesh back after a `DeviceMeshError`; see `monarch_hpc.distributed.heal_mesh`."""
         from monarch_hpc.tensor.healing.heal import heal_mesh  # it heals what this module makes
 
-        return heal_mesh(self, rewind=rewind)
+        return heal_mesh(self, rewind=rewind, checkpoint=checkpoint)
 
     def stop(self, reason: str = "") -> None:
         """End the procs; see `ProcMesh.stop`."""

@@ -357,10 +357,6 @@ class TensorEngine:
         if unread is not None:
             raise unread
 
-    def watch(self, rank: int, future: Future[Any]) -> None:
-        """Take the end of *future*, which never has a value, for the death of *rank*."""
-        future.add_done_callback(lambda done: self.lose(rank, done.exception()))
-
     def lose(self, rank: int, error: BaseException | None) -> None:
         """Note that *rank* is gone, and free the others, which may wait for it."""
         if self.broken is not None or error is None:

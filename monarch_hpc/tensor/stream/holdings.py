@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["PARTIAL", "REPLICATED", "Held", "HeldPart", "MemoryTransfer", "RankStatus", "Reply"]
+__all__ = ["PARTIAL", "REPLICATED", "Held", "HeldPart", "MemoryTransfer", "RankPlace", "RankStatus", "Reply"]
 
 REPLICATED = -1
 """Placement of a value along a dimension of its mesh: whole on each rank; a number from 0 on: sharded there."""
@@ -28,6 +28,18 @@ class RankStatus(NamedTuple):
     version: int
     prepared: int
     cause: str
+
+
+class RankPlace(NamedTuple):
+    """What a rank is doing.
+
+    Attributes:
+        seq: sequence number of the latest operation that it has begun.
+        stack: of its thread, as text; empty if it executes nothing.
+    """
+
+    seq: int
+    stack: str
 
 
 class HeldPart(NamedTuple):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections import OrderedDict
 from collections.abc import Sequence
-from threading import Condition
+from threading import Condition, get_ident
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.metrics import own_recorder
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.tensor.stream.holdings import Reply
+from monarch_hpc.tensor.stream.holdings import RankPlace, Reply
 from monarch_hpc.tensor.stream.records import (
     FIRST_TEMPLATE,
     HALTED,
@@ -29,7 +31,7 @@ from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
-from monarch_hpc.tensor.worker.local import add_worker, reopen_worker
+from monarch_hpc.tensor.worker.local import add_worker, reopen_worker, tell_stopped
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.progress import FrameLines, OpProgress
 from monarch_hpc.tensor.worker.queue import Queue
@@ -104,6 +106,8 @@ class TensorWorker(Actor):
         self._lending = Condition()
         self._cause = ""
         self._key = settings.key + groups.offset
+        self._seq = -1
+        self._thread = 0
         add_worker(self._key, self)
 
     # ---- the op stream ----
@@ -142,6 +146,7 @@ class TensorWorker(Actor):
         if self._healing.cause or epoch < self._healing.epoch:
             return [self._halted()]
         record = memoryview(data).cast("q").tolist()
+        self._thread = get_ident()
         self._failures = []
         if mesh:
             sharding = self._sharding_of(mesh)
@@ -154,6 +159,7 @@ class TensorWorker(Actor):
         else:
             with self._queue.entered():
                 self._run(base, record, objects)
+        self._thread = 0
         return [*self._failures, self._halted()] if self._healing.cause else self._failures
 
     def _halted(self) -> OpFailure:
@@ -194,6 +200,7 @@ class TensorWorker(Actor):
         counter = None if execution.sharding is None else execution.sharding.counter
         while i < end:
             number = a[i]
+            self._seq = seq
             if counter is not None:
                 counter.seq = seq
             if number >= FIRST_TEMPLATE and type(template := templates[number]) is Template:
@@ -236,6 +243,7 @@ class TensorWorker(Actor):
         else:
             root = seq
             if self._execution.sharding is not None and self._healing.note_failure(seq, error):
+                tell_stopped(self._key, self._healing.epoch, self._healing.cause)
                 return
             self._failures.append(pack_failure(seq, name, error))
         if not results and not written:
@@ -373,6 +381,11 @@ class TensorWorker(Actor):
         with self._lending:
             self._cause = cause
             self._lending.notify_all()
+
+    def place(self) -> RankPlace:
+        """The operation under way, and the stack; from any thread."""
+        frame = sys._current_frames().get(self._thread)
+        return RankPlace(self._seq, "" if frame is None else "".join(traceback.format_stack(frame)))
 
     def __cleanup__(self, error: BaseException | None) -> None:
         cause = "its worker has ended" if error is None else f"{class_name(error)}: {text_of(error)}"

@@ -7,7 +7,8 @@ from typing import NoReturn
 
 from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.endpoint import Actor, endpoint
-from monarch_hpc.tensor.worker.local import end_worker, forget_worker
+from monarch_hpc.tensor.stream.holdings import RankPlace
+from monarch_hpc.tensor.worker.local import end_worker, forget_worker, place_of, when_stopped
 
 __all__ = ["TensorControl"]
 
@@ -23,7 +24,6 @@ class TensorControl(Actor):
 
     def __init__(self, key: int) -> None:
         self._key = key
-        self._watchers: list[ResponsePort] = []
         self._entries: dict[str, bytes] = {}
         self._waiting: dict[str, list[ResponsePort]] = {}
         self._cause = ""
@@ -31,8 +31,13 @@ class TensorControl(Actor):
 
     @endpoint(explicit_response_port=True)
     def watch(self, port: ResponsePort) -> None:
-        """Never answer: the call fails when this proc dies, which so has a reader."""
-        self._watchers.append(port)
+        """Answer when the worker stops by itself, with its epoch and the cause; fail when this proc dies."""
+        when_stopped(self._key, port.send)
+
+    @endpoint
+    def place(self) -> RankPlace:
+        """Tell where the worker is."""
+        return place_of(self._key)
 
     @endpoint
     def set(self, key: str, value: bytes) -> None:
@@ -85,5 +90,4 @@ class TensorControl(Actor):
         os._exit(_LEFT)
 
     def __cleanup__(self, _error: BaseException | None) -> None:
-        self._watchers.clear()
         forget_worker(self._key)

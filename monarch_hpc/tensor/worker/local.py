@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Condition
 from typing import Any, Protocol
 
-__all__ = ["WorkerState", "add_worker", "end_worker", "forget_worker", "reopen_worker", "wait_for_worker"]
+from monarch_hpc.tensor.stream.holdings import RankPlace
+
+__all__ = [
+    "WorkerState",
+    "add_worker",
+    "end_worker",
+    "forget_worker",
+    "place_of",
+    "reopen_worker",
+    "tell_stopped",
+    "wait_for_worker",
+    "when_stopped",
+]
 
 
 class WorkerState(Protocol):
@@ -13,6 +26,10 @@ class WorkerState(Protocol):
 
     def abort(self, cause: str) -> None:
         """End the collectives under way, and all to come; from any thread."""
+        ...
+
+    def place(self) -> RankPlace:
+        """What it is doing; from any thread."""
         ...
 
     def borrowed(self, token: int) -> object:
@@ -29,6 +46,9 @@ _ended: dict[int, str] = {}
 """Why there will be no worker, by the key of its engine."""
 
 _changed = Condition()
+
+_told: dict[int, list[Callable[[tuple[int, str]], None]]] = {}
+"""Who is told when a worker stops by itself, by the key of its engine."""
 
 
 def add_worker(key: int, state: WorkerState) -> None:
@@ -48,6 +68,27 @@ def end_worker(key: int, cause: str) -> None:
         state.abort(cause)
 
 
+def when_stopped(key: int, tell: Callable[[tuple[int, str]], None]) -> None:
+    """Have *tell* called once, with the epoch and the cause, when the worker of an engine stops by itself."""
+    with _changed:
+        _told.setdefault(key, []).append(tell)
+
+
+def tell_stopped(key: int, epoch: int, cause: str) -> None:
+    """Tell who has asked that the worker of an engine executes nothing more."""
+    with _changed:
+        told = _told.pop(key, [])
+    for tell in told:
+        tell((epoch, cause))
+
+
+def place_of(key: int) -> RankPlace:
+    """What the worker of an engine is doing."""
+    with _changed:
+        state = _states.get(key)
+    return RankPlace(-1, "") if state is None else state.place()
+
+
 def reopen_worker(key: int) -> None:
     """Wait for the worker of an engine again, whose mesh is healed."""
     with _changed:
@@ -58,6 +99,7 @@ def forget_worker(key: int) -> None:
     """Forget a worker that ends."""
     with _changed:
         _states.pop(key, None)
+        _told.pop(key, None)
         _ended.setdefault(key, "its procs are stopped")
         _changed.notify_all()
 

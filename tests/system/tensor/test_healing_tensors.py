@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -167,6 +168,31 @@ def test_a_rank_that_fails_alone_goes_back_with_the_others(mesh: Mesh, tmp_path:
     assert [error.kind for error in training.errors] == ["diverged"] and "not here" in training.errors[0].cause
 
 
+def _hang_once(x: Any, folder: str) -> Any:
+    if x.device_mesh.get_rank() == 3 and not os.path.exists(f"{folder}/hung"):
+        Path(folder, "hung").touch()
+        Event().wait()
+    return x
+
+
+def test_a_rank_that_does_not_come_out_of_an_operation_is_replaced(
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONARCH_HPC_TENSOR__COLLECTIVE_S", "8")
+    monkeypatch.setenv("MONARCH_HPC_TENSOR__FENCE_S", "4")
+    training = Training(mesh)
+
+    def hang(mesh: Mesh) -> None:
+        mesh.execute(_hang_once, torch.ones(1), str(tmp_path), propagate=lambda x, folder: x)
+
+    losses = training.run(in_step={2: hang})
+    assert [(error.kind, error.rank) for error in training.errors] == [("stuck", 3)]
+    error = training.errors[0]
+    assert "does not come out" in error.cause and "in hang: mesh.execute(_hang_once" in error.cause
+    assert "_hang_once" in error.stacks[3]
+    _check_equal(training, losses)
+
+
 def test_tensors_from_before_the_last_step_stay_and_later_ones_are_lost(mesh: Mesh) -> None:
     training = Training(mesh)
     data: Any = distribute(torch.arange(6.0), mesh, [("dp", "tp")])  # no rank has a copy of another's part
@@ -223,6 +249,95 @@ def test_a_parameter_of_which_nobody_has_a_copy_is_lost(hosts: HostMesh, procs: 
         heal_mesh(mesh)
     assert (caught.value.kind, caught.value.rank) == ("lost", 1)
     mesh.stop()
+
+
+@pytest.fixture
+def pair(hosts: HostMesh, procs: ProcMesh) -> Iterator[Mesh]:
+    """Two procs, with parts that no other one has."""
+    found = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
+    settle(found)
+    yield Mesh(procs=found)
+    found.stop().get()
+
+
+class Sharded:
+    """A training whose parameters have no copies, and its checkpoint."""
+
+    def __init__(self, mesh: Mesh, path: Path) -> None:
+        self.mesh, self.path = mesh, path
+        torch.manual_seed(4)
+        self.weight: Any = distribute(torch.randn(5, 3).requires_grad_(), mesh, ["dp", None])  # 3 rows, and 2
+        self.optimizer = torch.optim.AdamW([self.weight], lr=0.1)
+        self.losses: list[float] = []
+        mesh.commit()
+
+    def step(self) -> None:
+        """A step, which draws random numbers."""
+        self.optimizer.zero_grad()
+        loss: Any = nn.functional.dropout(self.weight, 0.25).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+    def save(self) -> None:
+        """Save a checkpoint."""
+        self.mesh.save({"weight": self.weight, "optimizer": self.optimizer}, self.path)
+        self.saved_at = len(self.losses)
+
+    def load(self, mesh: Mesh) -> None:
+        """Go back to it."""
+        mesh.load({"weight": self.weight, "optimizer": self.optimizer}, self.path)
+        del self.losses[self.saved_at :]
+
+
+def test_what_no_rank_has_a_copy_of_comes_from_a_checkpoint(pair: Mesh, tmp_path: Path) -> None:
+    undisturbed = Sharded(pair, tmp_path / "unused")
+    pair.manual_seed(5)
+    for _ in range(STEPS):
+        undisturbed.step()
+    losses, weight = undisturbed.losses, undisturbed.weight.full_tensor()
+    del undisturbed  # what it holds would be lost, too
+    training = Sharded(pair, tmp_path / "saved")
+    pair.manual_seed(5)
+    pair.commit()
+    healed = 0
+    while len(training.losses) < STEPS:
+        try:
+            training.step()
+            if len(training.losses) == 2 and not healed:
+                training.save()
+            if len(training.losses) == 4 and not healed:
+                _die(pair, 1)
+        except DeviceMeshError:
+            with pytest.raises(DeviceMeshError, match="load the last checkpoint"):
+                heal_mesh(pair)
+            heal_mesh(pair, checkpoint=training.load)
+            healed += 1
+            assert len(training.losses) == 2
+    assert healed == 1
+    assert training.losses == losses
+    assert torch.equal(training.weight.full_tensor(), weight)
+
+
+def test_nothing_computes_with_what_a_checkpoint_has_not_brought_back(pair: Mesh, tmp_path: Path) -> None:
+    training = Sharded(pair, tmp_path / "saved")
+    training.step()
+    training.save()
+    _die(pair, 0)
+    with pytest.raises(DeviceMeshError):
+        _read_until_lost(training.weight)
+    with pytest.raises(DeviceMeshError, match="3 tensors that no rank has a copy of were not loaded") as lost:
+        heal_mesh(pair, checkpoint=lambda _mesh: None)
+    assert lost.value.kind == "lost"
+    with pytest.raises(DeviceMeshError, match="were not loaded"):
+        training.weight.sum().item()
+    with pytest.raises(DeviceMeshError, match="give checkpoint="):
+        heal_mesh(pair)
+    with pytest.raises(FileNotFoundError):
+        heal_mesh(pair, checkpoint=lambda mesh: mesh.load({"weight": training.weight}, tmp_path / "missing"))
+    heal_mesh(pair, checkpoint=training.load)
+    training.step()
+    assert len(training.losses) == 2
 
 
 def _with_module(mesh: Mesh) -> None:

@@ -242,6 +242,7 @@ class RankHealing:
         transfers: Sequence[MemoryTransfer],
         pieces: dict[int, HeldPart],
         given: dict[int, torch.Tensor],
+        blank: dict[int, HeldPart],
         failed: dict[int, int],
         random: dict[int, tuple[torch.Tensor, int, int]],
         dropped: Sequence[int],
@@ -253,12 +254,13 @@ class RankHealing:
             transfers: between all ranks, in an order that is the same on all.
             pieces: values to rebuild here.
             given: parts of values to rebuild here, from the program.
+            blank: values to make here without contents, as they are on another rank.
             failed: values to mark as failed here.
             random: how far random numbers were drawn, see `ShardedOps.draws`.
             dropped: values that other ranks have dropped already.
             leaves: those whose gradients were computed before the version, and are lost.
         """
-        from monarch_hpc.tensor.worker.healing.state import memory_of, rebuild
+        from monarch_hpc.tensor.worker.healing.state import blank_like, memory_of, rebuild
 
         values = self._values
         values.free(dropped)
@@ -275,6 +277,8 @@ class RankHealing:
         for number, piece in pieces.items():
             mesh = self._shardings[piece.mesh].ops.mesh
             values[number] = rebuild(piece, memories[piece.storage], mesh)
+        for number, piece in blank.items():
+            values[number] = blank_like(piece, self._shardings[piece.mesh].ops)
         for number, root in failed.items():
             values[number] = Failure(root)
         values.grads.update((leaf, Failure(LOST)) for leaf in leaves if leaf in values)
@@ -283,6 +287,10 @@ class RankHealing:
             self._shardings[number].ops.draws = state
         self._groups.flush_sends()
         self.journal.start_at(self.journal.version, self.journal.mark)
+
+    def unwritten(self, numbers: Sequence[int]) -> list[int]:
+        """Those of some values that nothing was written to since they were made here."""
+        return [number for number in numbers if getattr(self._values.get(number), "_version", 1) == 0]
 
     def finish(self) -> None:
         """Execute operations again."""

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch_hpc.tensor.stream.holdings import PARTIAL, REPLICATED, Held, HeldPart
 from monarch_hpc.tensor.worker.healing.journal import LOST
 from monarch_hpc.tensor.worker.values import Failure, Values
 
-__all__ = ["describe_values", "digests", "memory_of", "rebuild", "spoil_unkept"]
+__all__ = ["blank_like", "describe_values", "digests", "memory_of", "rebuild", "spoil_unkept"]
 
 
 def _dims(placements: Any) -> tuple[int, ...]:
@@ -102,6 +103,26 @@ def rebuild(piece: HeldPart, memory: torch.Tensor, device_mesh: Any) -> DTensor:
     with torch.no_grad():
         made: DTensor = DTensor.from_local(
             local, device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )
+    if piece.leaf:
+        made.requires_grad_()
+    return made
+
+
+def blank_like(piece: HeldPart, ops: Any) -> DTensor:
+    """A value of zeros on this rank, sharded as *piece* is on another one, whose part may have another size.
+
+    Args:
+        piece: the value.
+        ops: how operators run on its mesh.
+    """
+    placements = tuple(Replicate() if dim == REPLICATED else Shard(dim) for dim in piece.dims)
+    shape, stride = piece.whole
+    with torch.no_grad(), _disable_current_modes():
+        whole = torch.zeros((), dtype=piece.dtype).expand(shape)
+        part = ops.wrap(whole).redistribute(placements=placements)._local_tensor.contiguous().clone()
+        made: DTensor = DTensor.from_local(
+            part, ops.mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
         )
     if piece.leaf:
         made.requires_grad_()

@@ -47,6 +47,20 @@ def test_what_nobody_has_is_sent_by_the_program_or_lost_on_all_ranks() -> None:
     assert set(plan_fill(shared, [3], {16: MESH}, {5: {3}, 6: {3}}).lost) == {5, 6}
 
 
+def test_lost_state_is_left_blank_for_a_checkpoint_where_it_shares_no_memory() -> None:
+    pieces = {
+        5: _piece((0, 0), leaf=True),
+        6: _piece((0, 0), 1),
+        7: _piece((0, 0), 2, written=True),
+        8: _piece((0, 0), 2),
+    }
+    held = {rank: _held(pieces) for rank in (0, 1)}
+    plan = plan_fill(held, [2, 3], {16: MESH}, {}, loads=True)
+    assert plan.blank == {0: {}, 1: {}, 2: {5: pieces[5]}, 3: {5: pieces[5]}}
+    assert set(plan.lost_state) == {5, 7}
+    assert all(set(plan.failed[rank]) == {6, 7, 8} for rank in range(4))
+
+
 def test_what_one_rank_has_dropped_is_dropped_by_all() -> None:
     plan = plan_fill({0: _held({5: _piece((REPLICATED, REPLICATED))}), 1: _held({})}, [2, 3], {16: MESH}, {})
     assert plan.dropped == {0: [5], 1: [], 2: [], 3: []} and not plan.pieces[2]
