@@ -242,7 +242,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if any(one.placements != self.replicated for one in tree_iter((args, kwargs)) if isinstance(one, DTensor)):
             self._gathered.add(op)
             _log.warning(
-                "%s runs on whole tensors, which each rank gathers, as the rule for shards is not known to be right: its "
+                "%s runs on whole tensors, which each rank gathers, as no rule for shards is known to be right: its "
                 "values are right, at the cost of communication and memory; see mesh.communication()",
                 op,
             )
