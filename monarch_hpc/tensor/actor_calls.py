@@ -54,7 +54,12 @@ def _any(_self: object, *_args: object, **_kwargs: object) -> None:
 @lru_cache(_MAX_FUNCTIONS)
 def _remote_of(name: str, propagate: Any) -> Remote[..., Any]:
     """The call of the endpoint *name* with a certain `propagate`."""
-    with_target = (lambda _target, args, kwargs: propagate(*args, **kwargs)) if callable(propagate) else None
+    with_target: Any = propagate if propagate == "inspect" else None
+    if callable(propagate):
+
+        def with_target(_target: _Target, args: Any, kwargs: Any) -> Any:
+            return propagate(*args, **kwargs)
+
     made: Remote[..., Any] = Remote(_call_here, with_target)
     made.__name__ = name
     return made

@@ -284,11 +284,11 @@ class TensorWorker(Actor):
     @endpoint
     def describe(self, first: int) -> Reply:
         """Return the structure of the result of the call whose first result has this number."""
-        described = self._execution.described.pop(first, None)
-        if described is None:
+        described = self._execution.described
+        if first not in described:
             value = self._values.get(first)
             return self._reply("failed", value.root if type(value) is Failure else -1)
-        return self._reply("value", described)
+        return self._reply("value", described.pop(first))  # None if the function returns nothing
 
     # ---- healing ----
 

@@ -2,7 +2,8 @@
 
 DTensor's rules can be wrong without an error: a view of a sharded dimension, a write to such a view. The sweep in
 tests/system/tensor runs operators on many placements and uneven sizes against one process; `trusted` has what it found.
-All other operators gather their arguments, run on every rank alike, and give replicated results.
+`own_rules` has those that we have instead. All other operators gather their arguments, run on every rank alike, and
+give replicated results.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from monarch_hpc.tensor.worker.healing.journal import Journal
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
+from monarch_hpc.tensor.worker.sharded.own_rules import OWN_RULES
 from monarch_hpc.tensor.worker.sharded.trusted import REGULAR, TRUSTED
 
 _log = logging.getLogger(__name__)
@@ -126,6 +128,11 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             self.journal.save(_written(traits, args, kwargs))
         if traits.random:
             return self._random(op, traits, args, kwargs)
+        own = OWN_RULES.get(str(op))
+        if own is not None and not copied and not kwargs:
+            result = own(self, op, args)
+            if result is not NotImplemented:
+                return result
         through = copied and any(one is tensor for one in _written(traits, args, kwargs) for tensor in copied)
         if not through and _are_plain(tensors) and self._trusts(str(op), is_regular(op, args, tensors)):
             try:
@@ -235,8 +242,8 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if any(one.placements != self.replicated for one in tree_iter((args, kwargs)) if isinstance(one, DTensor)):
             self._gathered.add(op)
             _log.warning(
-                "%s gathers its sharded arguments on each rank, and its result is whole on each: DTensor's rule for it "
-                "is not used; redistribute its result, or use other operators, where that costs too much",
+                "%s runs on whole tensors, which each rank gathers, as no rule for shards is known to be right: its "
+                "values are right, at the cost of communication and memory; see mesh.communication()",
                 op,
             )
 

@@ -118,7 +118,7 @@ class HostedModule:
         seed = functools.reduce(
             lambda total, one: total * 1_000_003 + one, [self.ops.num_calls, *own], self.ops.last_seed
         )
-        torch.manual_seed(seed % (1 << 63))
+        _seed_generators(seed % (1 << 63))
 
     def set_training(self, flags: tuple[bool, ...]) -> None:
         """Set whether each part of the module, in the order of `modules()`, is in training mode."""
@@ -203,6 +203,13 @@ class _Inner(torch.autograd.Function):
         if not _retains():
             ctx.results = ctx.given = None  # a second backward fails, as of any graph
         return None, None, None, *found
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed this process's generators: torch.manual_seed queues work, and a stack trace, for each absent accelerator."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own
+        torch.cuda.manual_seed_all(seed)
 
 
 def _retains() -> bool:

@@ -1,0 +1,77 @@
+"""Losses of rows that are split over ranks: they are those of one process, and gather nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.nn import functional
+
+from monarch_hpc.distributed import Mesh, distribute
+from monarch_hpc.tensor.testing import local_mesh
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    """Two by two ranks."""
+    with local_mesh(dp=2, tp=2) as procs:
+        mesh = Mesh(procs=procs)
+        mesh.ones(1)
+        yield mesh
+
+
+@pytest.mark.parametrize("spec", [["dp"], [("dp", "tp")], ["tp"]], ids=str)
+@pytest.mark.parametrize("num_rows", [8, 7, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "sum"},
+        {"reduction": "none"},
+        {"ignore_index": 1},
+        {"weighted": True},
+        {"label_smoothing": 0.1},
+    ],
+    ids=str,
+)
+def test_losses_of_split_rows(mesh: Mesh, spec: Any, num_rows: int, options: Any) -> None:
+    torch.manual_seed(num_rows)
+    options = dict(options)
+    weight = torch.tensor([0.5, 2.0, 1.0, 3.0]) if options.pop("weighted", False) else None
+    logits = torch.randn(num_rows, 4, requires_grad=True)
+    target = torch.randint(0, 4, (num_rows,))
+    target[0] = 2
+    given: Any = distribute(logits.detach(), mesh, spec).requires_grad_()
+    placed = None if weight is None else distribute(weight, mesh)
+    loss: Any = functional.cross_entropy(given, distribute(target, mesh, spec), weight=placed, **options)
+    expected = functional.cross_entropy(logits, target, weight=weight, **options)
+    assert torch.allclose(loss.full_tensor(), expected, rtol=1e-6)
+    (loss.sum() * 3).backward()
+    (expected.sum() * 3).backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None and torch.allclose(given.grad.full_tensor(), logits.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_a_loss_gathers_nothing(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
+    x: Any = distribute(torch.randn(8, 4), mesh, ["dp"]).requires_grad_()
+    target = distribute(torch.randint(0, 4, (8,)), mesh, ["dp"])
+    with caplog.at_level(logging.WARNING), mesh.communication() as found:
+        loss: Any = functional.cross_entropy(x, target)
+        loss.backward()
+        assert loss.item() > 0
+    assert {row.kind for row in found.rows} == {"all_reduce"} and not caplog.records
+    assert sum(row.num_bytes for row in found.rows) == 8
+
+
+def test_whole_logits_and_split_classes_are_gathered_as_before(mesh: Mesh) -> None:
+    logits, target = torch.randn(6, 4), torch.randint(0, 4, (6,))
+    expected = functional.cross_entropy(logits, target)
+    for spec, other in ((None, None), ([None, "tp"], None), (["dp"], None), (["dp", "tp"], ["dp"])):
+        given: Any = distribute(logits, mesh, spec)
+        found: Any = functional.cross_entropy(given, distribute(target, mesh, other))
+        assert torch.allclose(found.full_tensor(), expected, rtol=1e-6)
