@@ -96,9 +96,7 @@ class TensorEngine:
     """
 
     def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
-        self.key = key
-        self.name = name
-        self.config = config
+        self.key, self.name, self.config = key, name, config
         self.lock = RLock()
         self.ints: list[int] = []
         self.sites: list[Site] = []

@@ -21,6 +21,7 @@ from monarch_hpc.tensor.stream.records import (
     Ref,
     TransferSpec,
 )
+from monarch_hpc.tensor.worker import gradients
 from monarch_hpc.tensor.worker.call_groups import CallGroups
 from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
@@ -109,25 +110,30 @@ class Execution:
     def begin(self, a: list[int], i: int, seq: int, objects: Sequence[Any]) -> RecordStep:
         """Read the record at *i*."""
         values = self.values
+        sharding, journal = self.sharding, self.healing.journal
         match a[i]:
             case records.FREE:
                 end = i + 2 + a[i + 1]
                 return RecordStep("free", end - i, partial(values.free, a[i + 2 : end]), num=0)
             case records.BACKWARD:
                 leaves = a[i + 5 : i + 5 + a[i + 4]]
-                run = partial(self._backward, a[i + 1], a[i + 2], bool(a[i + 3]), leaves, seq)
+                run = partial(
+                    gradients.backward, values, sharding, journal, a[i + 1], a[i + 2], bool(a[i + 3]), leaves, seq
+                )
                 return RecordStep("Tensor.backward", 5 + a[i + 4], run)
             case records.GET_GRAD:
-                return RecordStep("Tensor.grad", 3, partial(self._get_grad, a[i + 1], a[i + 2]), (a[i + 2],))
+                run = partial(gradients.get_grad, values, sharding, a[i + 1], a[i + 2])
+                return RecordStep("Tensor.grad", 3, run, (a[i + 2],))
             case records.NO_GRAD:
-                return RecordStep("Tensor.grad", 2, partial(self._set_grad, a[i + 1], 0))
+                return RecordStep("Tensor.grad", 2, partial(gradients.set_grad, values, sharding, a[i + 1], 0))
             case records.SET_GRAD:
-                return RecordStep("Tensor.grad", 3, partial(self._set_grad, a[i + 1], a[i + 2]))
+                run = partial(gradients.set_grad, values, sharding, a[i + 1], a[i + 2])
+                return RecordStep("Tensor.grad", 3, run)
             case records.REQUIRE_GRAD:
-                run = partial(self._require_grad, a[i + 1], bool(a[i + 2]))
+                run = partial(gradients.require_grad, values, sharding, journal, a[i + 1], bool(a[i + 2]))
                 return RecordStep("Tensor.requires_grad_", 3, run, written=(a[i + 1],))
             case records.SET_DATA:
-                run = partial(self._set_data, a[i + 1], a[i + 2])
+                run = partial(gradients.set_data, values, a[i + 1], a[i + 2])
                 return RecordStep("Tensor.data", 3, run, written=(a[i + 1],))
             case records.ALIAS:
                 return RecordStep("slice_mesh", 3, partial(self._alias, a[i + 1], a[i + 2]), (a[i + 2],))
@@ -219,56 +225,6 @@ class Execution:
             return
         update = Update(ints, self.templates, self.values)
         self.healing.update(update, version, mark, self.sharding, partial(self._run, seq, ints, objects), seq)
-
-    # ---- gradients ----
-
-    def _backward(self, loss: int, gradient: int, retain: bool, leaves: list[int], seq: int) -> None:
-        values = self.values
-        self.healing.journal.effects += 1
-        try:
-            values.check((loss, gradient))
-            torch._C._set_grad_enabled(True)
-            values[loss].backward(values[gradient], retain_graph=retain)
-            if self.sharding is not None:
-                self.sharding.note_backward(leaves)
-        except BaseException as error:
-            failure = Failure(error.root if isinstance(error, Dependent) else seq)
-            values.grads.update((leaf, failure) for leaf in leaves if leaf in values)
-            raise
-
-    def _get_grad(self, leaf: int, out: int) -> None:
-        values = self.values
-        values.check((leaf,))
-        failure = values.grads.get(leaf)
-        if failure is not None:
-            raise Dependent(failure.root)
-        grad = self.sharding.grad_of(leaf, values) if self.sharding is not None else values[leaf].grad
-        if grad is None:
-            raise RuntimeError("this tensor has no gradient on this rank: backward() did not reach it")
-        values[out] = grad
-
-    def _set_grad(self, leaf: int, value: int) -> None:
-        values = self.values
-        values.grads.pop(leaf, None)
-        if value and type(failed := values[value]) is Failure:
-            values.grads[leaf] = failed
-        elif type(target := values[leaf]) is not Failure:
-            if self.sharding is not None:
-                self.sharding.set_grad(target, values[value])
-            else:
-                target.grad = values[value]
-
-    def _require_grad(self, leaf: int, flag: bool) -> None:
-        self.values.check((leaf,))
-        value, journal = self.values[leaf], self.healing.journal
-        change = value.requires_grad_ if self.sharding is None else partial(self.sharding.require_grad, value)
-        if leaf < journal.mark and value.requires_grad is not flag:
-            journal.on_undo(partial(change, not flag))
-        change(flag)
-
-    def _set_data(self, target: int, value: int) -> None:
-        self.values.check((target, value))
-        self.values[target].data = self.values[value]
 
     # ---- values ----
 

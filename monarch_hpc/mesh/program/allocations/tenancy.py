@@ -374,8 +374,7 @@ class Tenancy:
         node.bar(proc.incarnation, cause)
         self._links.forget(proc.incarnation)
         self._report.changed()
-        channel = node.channels.get(proc.incarnation)
-        if channel is not None:
+        if (channel := node.channels.get(proc.incarnation)) is not None:
             channel.give_up(cause)
         owner = self.fleet.owner_of(proc.mesh)
         self._died(proc.incarnation)

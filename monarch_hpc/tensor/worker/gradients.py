@@ -1,0 +1,82 @@
+"""Executes the records about gradients, and about tensors that get them.
+
+Args of all functions here:
+    sharding: how operators run on the tensors of the frame's mesh; None if each rank has values of its own.
+    journal: keeps what undoes the effects of a version.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from monarch_hpc.tensor.worker.healing.journal import Journal
+from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
+
+__all__ = ["backward", "get_grad", "require_grad", "set_data", "set_grad"]
+
+
+def backward(
+    values: Values,
+    sharding: Any,
+    journal: Journal,
+    loss: int,
+    gradient: int,
+    retain: bool,
+    leaves: list[int],
+    seq: int,
+) -> None:
+    """Call ``backward`` of a value; if it fails, the gradients of *leaves* fail with it."""
+    journal.effects += 1
+    try:
+        values.check((loss, gradient))
+        torch._C._set_grad_enabled(True)
+        values[loss].backward(values[gradient], retain_graph=retain)
+        if sharding is not None:
+            sharding.note_backward(leaves)
+    except BaseException as error:
+        failure = Failure(error.root if isinstance(error, Dependent) else seq)
+        values.grads.update((leaf, failure) for leaf in leaves if leaf in values)
+        raise
+
+
+def get_grad(values: Values, sharding: Any, leaf: int, out: int) -> None:
+    """Make the gradient of a value a value of its own."""
+    values.check((leaf,))
+    failure = values.grads.get(leaf)
+    if failure is not None:
+        raise Dependent(failure.root)
+    grad = sharding.grad_of(leaf, values) if sharding is not None else values[leaf].grad
+    if grad is None:
+        raise RuntimeError("this tensor has no gradient on this rank: backward() did not reach it")
+    values[out] = grad
+
+
+def set_grad(values: Values, sharding: Any, leaf: int, value: int) -> None:
+    """Set the gradient of a value, to none if *value* is 0."""
+    values.grads.pop(leaf, None)
+    if value and type(failed := values[value]) is Failure:
+        values.grads[leaf] = failed
+    elif type(target := values[leaf]) is not Failure:
+        if sharding is not None:
+            sharding.set_grad(target, values[value])
+        else:
+            target.grad = values[value]
+
+
+def require_grad(values: Values, sharding: Any, journal: Journal, leaf: int, flag: bool) -> None:
+    """Set whether a value requires a gradient."""
+    values.check((leaf,))
+    value = values[leaf]
+    change = value.requires_grad_ if sharding is None else partial(sharding.require_grad, value)
+    if leaf < journal.mark and value.requires_grad is not flag:
+        journal.on_undo(partial(change, not flag))
+    change(flag)
+
+
+def set_data(values: Values, target: int, value: int) -> None:
+    """Give a value the elements of another one."""
+    values.check((target, value))
+    values[target].data = values[value]
