@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +27,13 @@ class _Sharding:
     def grad_of(self, number: int, values: Values) -> Any:
         """That of a leaf."""
         return values[number].grad
+
+
+@pytest.fixture(autouse=True)
+def _grad_mode() -> Iterator[None]:
+    """An update sets torch's mode for its thread, as on a rank, whose next record sets it again."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
 
 
 def _templates() -> dict[int, Any]:
