@@ -13,6 +13,7 @@ from monarch_hpc.agent.children.sweep import cookies, find, kill_matching, kill_
 from monarch_hpc.agent.output.proc_output import Outlet
 from monarch_hpc.agent.proc_settings import ProcSettings
 from monarch_hpc.agent.procs.mpi_step import MpiSteps
+from monarch_hpc.agent.procs.proc import Proc
 from monarch_hpc.agent.procs.proc_table import ProcTable
 from monarch_hpc.agent.procs.scribe import Scribe
 from monarch_hpc.agent.procs.spawner import ProcSpawner
@@ -28,12 +29,14 @@ from monarch_hpc.telemetry.observer import RecordObserver, open_observer
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.clocks import ClockTold
+from monarch_hpc.wire.control.kept import KeepProcs, ProcsKept
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, SetLogs
 from monarch_hpc.wire.control.procs import ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
 from monarch_hpc.wire.control.questions import Ask, Portion
 from monarch_hpc.wire.control.runs import CloseRun, Recording, RunClosed
 from monarch_hpc.wire.proc_key import ProcKey
+from monarch_hpc.wire.start import MESH_COOKIE
 from monarch_hpc.wire.tables.answer import answer
 from monarch_hpc.wire.tables.calls import PROGRAM_MESH
 from monarch_hpc.wire.tables.keeping import KEEPING
@@ -92,6 +95,7 @@ class Agent:
         self._spawner = ProcSpawner(engine, settings, zygotes, steps, outlet, send, self._procs)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
+        self._kept: set[tuple[str, int]] = set()  # meshes that do not end with their run
         self._clearing = False
         self._ordered: Recent[tuple[str, int], bool] = Recent(_KEEP_ORDERS)
         self.seated = False
@@ -137,7 +141,7 @@ class Agent:
                 for proc in self._procs.of_mesh(message.run, message.mesh):
                     self._procs.kill(proc)
             case CloseRun():
-                for proc in self._procs.of_run(message.run):
+                for proc in self._ending_with(message.run):
                     self._procs.kill(proc)
             case SetLogs() | FlushLogs():
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
@@ -153,9 +157,11 @@ class Agent:
                 self._settle()
             case CloseRun():
                 self._closing_runs.setdefault(message.run, None)
-                for proc in self._procs.of_run(message.run):
+                for proc in self._ending_with(message.run):
                     self._procs.stop(proc, self._settings.procs.stop_s)
                 self._settle()
+            case KeepProcs():
+                self._keep(message)
             case SetLogs():
                 for proc in self._procs.of_mesh(message.run, message.mesh):
                     if not message.ranks or proc.start.rank in message.ranks:
@@ -251,17 +257,33 @@ class Agent:
 
     # ---- ending ----
 
+    def _keep(self, order: KeepProcs) -> None:
+        self._kept.add((order.run, order.mesh))
+        self._send(ProcsKept(order.run, order.mesh, order.name, order.num_ranks, self._settings.rank))
+
+    def _ending_with(self, run: str) -> list[Proc]:
+        """The procs that end with a run."""
+        return [proc for proc in self._procs.of_run(run) if (run, proc.start.mesh) not in self._kept]
+
     def _settle(self) -> None:
         """Report the meshes and runs whose last proc has ended."""
         for run, mesh in list(self._stopping_meshes):
             if not self._procs.of_mesh(run, mesh):
                 self._stopping_meshes.discard((run, mesh))
+                self._forget_kept(run, mesh)
                 self._send(ProcsStopped(run, mesh, self._settings.rank))
-        alive = {proc.start.run for proc in self._procs}
+        alive = {proc.start.run for proc in self._procs if (proc.start.run, proc.start.mesh) not in self._kept}
         for run, deadline in self._closing_runs.items():
             if deadline is None and run not in alive:
                 self._closing_runs[run] = Deadline(_SWEEP_S, self._engine.clock)
                 self._clear_runs_in(0.0)
+
+    def _forget_kept(self, run: str, mesh: int) -> None:
+        """End what the procs of a kept mesh have left behind; the end of its run has spared it."""
+        if (run, mesh) in self._kept:
+            self._kept.discard((run, mesh))
+            mark = f"{MESH_COOKIE}={mesh}".encode()
+            kill_matching([*cookies(self._settings.allocation, self._settings.rank, run), mark])
 
     def _clear_runs_in(self, delay_s: float) -> None:
         # Coalesced: when thousands of runs end at once, a scan of all processes for each would delay the heartbeats.
@@ -272,7 +294,7 @@ class Agent:
     def _clear_runs(self) -> None:
         self._clearing = False
         ending = {run: deadline for run, deadline in self._closing_runs.items() if deadline is not None}
-        num_found = kill_runs(self._settings.allocation, self._settings.rank, ending)
+        num_found = kill_runs(self._settings.allocation, self._settings.rank, ending, {mesh for _, mesh in self._kept})
         num_orphans = self._kill_orphans()
         for run, deadline in ending.items():
             num_left = num_found[run] + num_orphans

@@ -227,10 +227,9 @@ class Service:
     def _send_up(self, message: Message) -> None:
         self._proc_addresses.note(message)
         self._casts.note(message)
-        self._reports.note(message)
         if self._office is not None:
             self._office.note(message)
-        self._head_link.send(message)
+        self._reports.pass_up(message, self._head_link.send)
 
     def _on_order(self, message: Message) -> None:
         if not isinstance(message, Refused | ShutDown):

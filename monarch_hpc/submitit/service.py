@@ -40,11 +40,11 @@ from monarch_hpc.submitit.scheduler import (
 )
 from monarch_hpc.submitit.submission import StateChange, Submission, append_states, read_submission
 from monarch_hpc.submitit.tasks.runner import Report, Runner
-from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE
+from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, MESH_COOKIE, RUN_COOKIE
 
 __all__ = ["main"]
 
-_MARKS = (COOKIE, HOST_COOKIE, RUN_COOKIE)
+_MARKS = (COOKIE, HOST_COOKIE, RUN_COOKIE, MESH_COOKIE)
 _GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _NAME = "submitit-"
 _CHUNK = 1 << 16

@@ -239,6 +239,10 @@ class Node:
         realm = self._realms[allocation or self._identity.allocation]
         realm.identity = replace(realm.identity, epoch=epoch)
 
+    def accept_all_runs(self) -> None:
+        """Serve the programs of all runs from here on, see `Fence`."""
+        self._fence.accept_all_runs()
+
     def bar(self, incarnation: int, why: str) -> None:
         """Refuse this incarnation for good; the caller ends the channel that it may have."""
         self._fence.bar(incarnation, why)

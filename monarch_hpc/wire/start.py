@@ -25,6 +25,8 @@ __all__ = [
     "COOKIE",
     "DEFAULT_ENTRY",
     "HOST_COOKIE",
+    "MESH_COOKIE",
+    "NO_MESH",
     "NO_RUN",
     "RUN_COOKIE",
     "STOP_ORDERED",
@@ -47,8 +49,14 @@ HOST_COOKIE = "MONARCH_HPC_HOST"
 RUN_COOKIE = "MONARCH_HPC_RUN_COOKIE"
 """Environment variable: the run."""
 
+MESH_COOKIE = "MONARCH_HPC_MESH"
+"""Environment variable: the number of the mesh in its run; what kept procs started is spared at the run's end."""
+
 NO_RUN = "0" * MAX_RUN_CHARS
 """Placeholder for a run in the zygote's own environment, overwritten in each proc; padded with NUL bytes."""
+
+NO_MESH = "0" * len(str(1 << 63))
+"""Likewise for a mesh."""
 
 TERMINATED = "terminated"
 """File in the host's folder for shared memory, made by an agent that got SIGTERM. Slurm may send the signal to all

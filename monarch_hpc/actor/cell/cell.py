@@ -49,7 +49,7 @@ class Cell(Threaded):
     """Runs one actor: the constructor first, then its messages, one at a time; everything on one thread at a time.
 
     Coroutines run on the actor's own event loop, between messages. If all endpoints of a class are coroutines, its
-    constructor and hooks run there too.
+    constructor and hooks run there too. *owner* is the number of the actor that has spawned it; 0 for a program.
     """
 
     def __init__(self, process: CellProcess, info: ProcInfo, channel: MessageLink, spawn: Frame) -> None:
@@ -58,7 +58,7 @@ class Cell(Threaded):
         name = spawned.name
         super().__init__(process.threads, f"actor {name}")
         self.engine = process.engine
-        self._name = name
+        self.name, self.region, self.owner = name, spawned.region, spawn.reply
         self._place = place_of(info, spawned.region)
         self.where = f"actor {name}{self._place} on {info.host or 'this host'}"
         self._process = process
@@ -366,7 +366,7 @@ class Cell(Threaded):
         if end.failure is not None:
             words, error = end.failure
             cause = f"{words}\n{trace_of(error)}".rstrip()
-            end.report(self._name, self._place.rank, end.failure)
+            end.report(self.name, self._place.rank, end.failure)
         self._replies.cause = cause
         self._coroutines.cancel_all(CLEANUP_S)
         self._object.clean_up(error)
@@ -383,7 +383,7 @@ class Cell(Threaded):
         cause = f"its thread failed: {summary_of(error)}"
         try:
             if self.thread is None:
-                end.report(self._name, self._place.rank, (cause, error))
+                end.report(self.name, self._place.rank, (cause, error))
             elif not self.ended:
                 end.failure = end.failure or (cause, error)
                 self._finish()

@@ -11,7 +11,6 @@ from monarch_hpc.actor.kept.answers import KeptAnswers, KeptCall
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import head_of, unpack_head, unpack_spawn, view_of
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import DeliveryUnknown, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
@@ -33,9 +32,6 @@ pickled."""
 _MAX_FAULTS = 256
 """Failures of actors that are kept for a successor; a failure has a traceback, a few kilobytes."""
 
-_NOTHING: tuple[Any, ...] = (b"", [], [], 0)
-"""The list of a proc that keeps nothing: its program was lost before it had asked for that."""
-
 _log = Logger(__name__)
 
 
@@ -45,13 +41,15 @@ def pack_read(caller: int, slot: int, *, done: bool) -> bytes:
 
 
 def pack_request(request: str, *fields: object) -> bytes:
-    """Other requests: ``prepare`` with a limit and a description, ``list``, ``supervise``, ``get`` with a call."""
+    """Other requests: ``prepare`` with a limit and a description, ``list``, ``supervise``, ``get`` with a call,
+    ``share`` with a description."""
     return b"\0" + dumps((request, *fields))[0]
 
 
 def open_keeper(runtime: Runtime) -> None:
     """Take requests of programs in this proc; once, before its first frame."""
     keeper: list[Keeper] = []
+    shared: list[bytes] = []  # what the last program said of the mesh when it was kept
 
     def on_message(channel: MessageLink, frame: Frame) -> None:
         channel.consumed(KEEPER, cost_of(frame))
@@ -65,20 +63,39 @@ def open_keeper(runtime: Runtime) -> None:
                 (keeper[0].answers.take if done else keeper[0].answers.hand)(caller, slot)
             return
         request, *fields = cast(tuple[Any, ...], loads(memoryview(frame.body)[1:], frame.buffers))
-        if request == "prepare" and not keeper:
-            keeper.append(Keeper(runtime, *fields))
-        if keeper:
-            keeper[0].handle(channel, frame.reply, request, fields)
-        elif frame.reply:
-            runtime.replier.reply(channel, frame.reply, _NOTHING)
+        if request == "share":
+            shared[:] = fields
+            runtime.node.accept_all_runs()
+            for one in keeper:
+                one.close()
+            _answer(channel, frame.reply, None)
+        elif request == "list":
+            kept = keeper[0] if keeper else None
+            about = shared[0] if shared else kept.about if kept is not None else b""
+            calls, num_dropped = ([], 0) if kept is None else kept.calls_of_others(channel)
+            _answer(channel, frame.reply, (about, _actors(runtime), calls, num_dropped))
+        else:
+            if request == "prepare" and not keeper and not shared:
+                keeper.append(Keeper(runtime, *fields))
+            if keeper:
+                keeper[0].handle(channel, frame.reply, request, fields)
+            elif request == "get":
+                runtime.replier.reply_failure(channel, frame.reply, runtime.info.host, _gone())
 
     runtime.actors.ports[KEEPER] = on_message
 
 
-@dataclass(frozen=True, slots=True)
-class _Spawned:
-    name: str
-    view: tuple[Any, ...]
+def _answer(channel: MessageLink, reply: int, value: object) -> None:
+    """Answer a request of a program; such an answer is not kept."""
+    body, buffers = dumps(value)
+    try:
+        channel.send(Frame(Kind.RESULT, reply, 0, body, buffers))
+    except TransportError as error:
+        _log.info("could not answer a program: %s", error)
+
+
+def _gone() -> DeliveryUnknown:
+    return DeliveryUnknown("the answer", "it was dropped: config key 'run.kept_bytes', or another has read it")
 
 
 class Keeper:
@@ -89,14 +106,15 @@ class Keeper:
         about: what the program says of the proc's mesh, for a successor.
 
     Attributes:
+        about: see above.
         answers: the calls of programs, and their answers.
     """
 
     def __init__(self, runtime: Runtime, max_bytes: int, about: bytes) -> None:
         self._runtime = runtime
-        self._about = about
+        self.about = about
         self.answers = KeptAnswers(max_bytes)
-        self._spawned: dict[int, _Spawned] = {}
+        self._names: dict[int, str] = {}  # of actors, also of those that have ended
         self._faults: deque[Frame] = deque(maxlen=_MAX_FAULTS)
         self._program: MessageLink | None = None
         self._deliver = runtime.on_frame
@@ -104,14 +122,19 @@ class Keeper:
         runtime.on_frame = self._on_frame  # type: ignore[method-assign]
         runtime.replier.keeper = self
 
+    def close(self) -> None:
+        """Keep no answers from here on: the proc's mesh serves all runs, and no successor takes it over."""
+        self.answers = KeptAnswers(0)
+        self._runtime.on_frame = self._deliver  # type: ignore[method-assign]
+        self._runtime.replier.keeper = None
+
     def _on_frame(self, channel: MessageLink, frame: Frame) -> None:
         kind, peer = frame.kind, channel.peer
         if isinstance(peer, Peer) and peer.role is Role.CONTROLLER:
             if kind is Kind.CALL and frame.reply and frame.dest != KEEPER:
                 self.answers.begin(KeptCall(peer.incarnation, frame.reply, frame.dest, _head_of(frame)))
             elif kind is Kind.SPAWN and not frame.reply:
-                spawned = unpack_spawn(frame)
-                self._spawned[frame.dest] = _Spawned(spawned.name, view_of(spawned.region))
+                self._names[frame.dest] = unpack_spawn(frame).name
         self._deliver(channel, frame)
 
     def keep(self, channel: MessageLink, frame: Frame) -> MessageLink:
@@ -136,9 +159,6 @@ class Keeper:
                     self._program = channel
                     while self._faults:
                         channel.send(self._faults.popleft())
-                case "list":
-                    body, buffers = dumps(self._list(channel))
-                    channel.send(Frame(Kind.RESULT, reply, 0, body, buffers))
                 case "get":
                     self._get(channel, reply, *fields)
         except TransportError as error:
@@ -152,28 +172,30 @@ class Keeper:
                 _log.info("could not deliver a kept answer: %s", error)  # it stays
 
         if not self.answers.read(caller, slot, send):
-            gone = DeliveryUnknown("the answer", "it was dropped: config key 'run.kept_bytes', or another has read it")
-            self._runtime.replier.reply_failure(channel, reply, self._runtime.info.host, gone)
+            self._runtime.replier.reply_failure(channel, reply, self._runtime.info.host, _gone())
 
-    def _list(self, channel: MessageLink) -> tuple[Any, ...]:
-        """What a successor must know: about the mesh, the actors, the calls of others, the number of dropped ones."""
+    def calls_of_others(self, channel: MessageLink) -> tuple[list[tuple[Any, ...]], int]:
+        """The calls of other programs than the one at the end of *channel*, and the number of dropped answers."""
         peer = channel.peer
         assert isinstance(peer, Peer)
-        actors = []
-        for actor, spawned in self._spawned.items():
-            cell = self._runtime.actors.cells.get(actor)
-            if cell is None:
-                continue
-            cls = type(cell.entries.target) if cell.entries.target is not None else None
-            actors.append((actor, spawned.name, spawned.view, *_pack_class(cls)))
         calls = []
         for call in self.answers.of_others(peer.incarnation):
-            known = self._spawned.get(call.actor)
-            name, endpoint = f"actor {call.actor:x}" if known is None else known.name, ""
+            name, endpoint = self._names.get(call.actor) or f"actor {call.actor:x}", ""
             with contextlib.suppress(Exception):  # what was no call to an endpoint has failed
                 endpoint = unpack_head(call.head)[0]
             calls.append((call.caller, call.slot, call.actor, name, endpoint, call.answer is not None, call.in_hand))
-        return self._about, actors, calls, self.answers.num_dropped
+        return calls, self.answers.num_dropped
+
+
+def _actors(runtime: Runtime) -> list[tuple[Any, ...]]:
+    """Number, name, place and class of each actor here that a program has spawned."""
+    actors = []
+    for actor, cell in list(runtime.actors.cells.items()):
+        if not cell.owner:
+            target = cell.entries.target
+            cls = type(target) if target is not None else None
+            actors.append((actor, cell.name, view_of(cell.region), *_pack_class(cls)))
+    return actors
 
 
 def _head_of(frame: Frame) -> bytes:

@@ -25,6 +25,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.secure.link import LinkKey
 from monarch_hpc.wire.casts import parse_cast, parse_target
 from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.kept import ProcsKept
 from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
@@ -125,6 +126,8 @@ class CastChannels:
                 self._to_procs.pop(self._procs.pop(proc, 0), None)
                 cause = "it was stopped" if message.expected else message.cause
                 self._router.on_proc_ended(proc.run, proc.mesh, proc.rank, cause)
+            case ProcsKept():
+                self._router.keep(message.run, message.mesh)
             case RunClosed():
                 self._router.on_run_closed(message.run)
                 for link in [link for link, run in self._guests.items() if run == message.run]:

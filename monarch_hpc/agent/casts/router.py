@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from monarch_hpc.agent.casts.ended_lives import EndedLives
+from monarch_hpc.agent.casts.local_procs import LocalProcs
 from monarch_hpc.agent.casts.open_cast import Branch, OpenCastState
 from monarch_hpc.agent.casts.reduction import Reduction
 from monarch_hpc.agent.casts.tree import TreeRoutes, branches, contains, narrow, position_of
-from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.core.recent import Recent
 from monarch_hpc.wire.casts import (
     Cast,
     Lost,
@@ -44,9 +42,6 @@ answers of a whole host share a frame; imperceptible to people even four times o
 
 MAX_NOTES_BYTES = 1 << 20
 """Answers of this total size are not held any longer: a network needs a tenth of `HOLD_S` to carry them."""
-
-_MAX_REMEMBERED = 4096
-"""Number of meshes whose dead procs are remembered. For older ones, a caller gets the error that no answer came."""
 
 _DEFERRABLE = frozenset({NoteKind.RESULT, NoteKind.ELSEWHERE, NoteKind.PARTIAL, NoteKind.VOID})
 """Notes that may be held; all others report a failure, or the end."""
@@ -82,14 +77,6 @@ class Carrier(Protocol[U_contra]):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Life:
-    """A proc of this host, and the number of earlier procs of its rank."""
-
-    incarnation: int
-    restarts: int
-
-
 class Router(Generic[U]):
     """One agent's part in all casts. All methods must be called on the engine's driver.
 
@@ -117,8 +104,7 @@ class Router(Generic[U]):
         self._routes = TreeRoutes(num_hosts, usable)
         self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of the last cast forwarded
         self._open_casts: dict[tuple[int, int], OpenCastState[U]] = {}
-        self._procs: dict[tuple[str, int], dict[int, _Life]] = {}  # run and mesh -> rank
-        self._ended: Recent[tuple[str, int], EndedLives] = Recent(_MAX_REMEMBERED)  # run and mesh
+        self._procs = LocalProcs()
         self._targets: dict[bytes, Target] = {}
         self._outgoing: dict[U, list[Note]] = {}
 
@@ -136,17 +122,13 @@ class Router(Generic[U]):
             restarts: the number of earlier procs of its rank. A cast names, for each rank, the life that it is for: it
                 does not reach another one, and the host of that life answers for it.
         """
-        self._procs.setdefault((run, mesh), {})[rank] = _Life(incarnation, restarts)
+        self._procs.add(run, mesh, rank, incarnation, restarts)
 
     def on_proc_ended(self, run: str, mesh: int, rank: int, cause: str) -> None:
         """Handle the end of a proc: its missing answers become errors."""
-        live = self._procs.get((run, mesh), {})
-        life = live.pop(rank, None)
-        if not live:
-            self._procs.pop((run, mesh), None)
-        self._ended.setdefault((run, mesh), EndedLives()).add(rank, 0 if life is None else life.restarts, cause)
-        if life is not None:
-            self._give_up_proc(life.incarnation, NoteKind.DIED, cause)
+        incarnation = self._procs.end(run, mesh, rank, cause)
+        if incarnation is not None:
+            self._give_up_proc(incarnation, NoteKind.DIED, cause)
 
     def on_proc_silent(self, incarnation: int, cause: str) -> None:
         """Handle the loss of the channel to a proc that may be alive."""
@@ -155,10 +137,11 @@ class Router(Generic[U]):
     def on_run_closed(self, run: str) -> None:
         """Forget a run, whose procs have ended."""
         self._last.pop(run, None)
-        for place in [place for place in self._procs if place[0] == run]:
-            del self._procs[place]
-        for place in [place for place in self._ended if place[0] == run]:
-            self._ended.forget(place)
+        self._procs.forget_run(run)
+
+    def keep(self, run: str, mesh: int) -> None:
+        """Let the programs of all runs cast to a mesh, also when its own run is over."""
+        self._procs.keep(run, mesh)
 
     def _give_up_proc(self, incarnation: int, tag: NoteKind, cause: str) -> None:
         for key, state in list(self._open_casts.items()):
@@ -211,17 +194,13 @@ class Router(Generic[U]):
         self._settle(key, state)
 
     def _deliver(self, key: tuple[int, int], state: OpenCastState[U], cast: Cast, target: Target) -> None:
-        place = target.run, target.mesh
         local = pack_cast(dataclasses.replace(cast, hosts=()))
-        for rank, life in self._procs.get(place, {}).items():
-            at = target.place_of(rank)
-            if at is not None and life.restarts == target.lives.get(rank, 0):
-                state.places[life.incarnation] = at
-                self._carrier.to_proc(life.incarnation, local)
+        for incarnation, at in self._procs.living(target):
+            state.places[incarnation] = at
+            self._carrier.to_proc(incarnation, local)
         if cast.answered:
             state.unanswered.update(state.places)
-            ended = self._ended.get(place)
-            for at, cause in ended.causes(target) if ended is not None else ():
+            for at, cause in self._procs.causes(target):
                 self._add(state, Note(NoteKind.DIED, *key, at, cause.encode()))
         state.unhandled.update(state.places)
         if state.reduction is not None:

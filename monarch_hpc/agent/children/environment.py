@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE, ProcOrder, ProcStart
+from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, MESH_COOKIE, RUN_COOKIE, ProcOrder, ProcStart
 
 __all__ = ["proc_environment", "without_step"]
 
@@ -41,6 +41,7 @@ def proc_environment(inherited: Mapping[str, str], order: ProcOrder, start: Proc
     environment[COOKIE] = start.allocation
     environment[HOST_COOKIE] = str(start.host_rank)
     environment[RUN_COOKIE] = start.run
+    environment[MESH_COOKIE] = str(start.mesh)
     return environment
 
 

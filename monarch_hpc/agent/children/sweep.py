@@ -11,11 +11,11 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.machine.procfs import PROC, each_pid, read_environ, read_stat
-from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE
+from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, MESH_COOKIE, RUN_COOKIE
 
 __all__ = ["cookies", "find", "has_entries", "kill_matching", "kill_runs", "orphans", "sweep"]
 
@@ -50,18 +50,24 @@ def kill_matching(entries: Collection[bytes]) -> int:
     return sum(_kill(pid, entries) for pid in _others())
 
 
-def kill_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
-    """Do the same as `kill_matching` for each of *runs* in one scan; return the number of processes by run."""
+def kill_runs(allocation: str, host: int, runs: Iterable[str], kept: Iterable[int] = ()) -> Counter[str]:
+    """Do the same as `kill_matching` for each of *runs* in one scan; return the number of processes by run.
+
+    Args:
+        kept: numbers of meshes whose procs, and what these have started, are spared.
+    """
     common = cookies(allocation, host)
     wanted = {f"{RUN_COOKIE}={run}".encode(): run for run in runs}
+    spared = {f"{MESH_COOKIE}={mesh}".encode() for mesh in kept}
     found: Counter[str] = Counter()
     for pid in _others():
         environ = read_environ(pid)
         if environ is None:
             found.update(wanted.values())
             continue
-        for entry in wanted.keys() & environ.split(b"\0"):
-            found[wanted[entry]] += _kill(pid, [*common, entry])
+        entries = set(environ.split(b"\0"))
+        for entry in wanted.keys() & entries if spared.isdisjoint(entries) else ():
+            found[wanted[entry]] += _kill(pid, [*common, entry], spared)
     return found
 
 
@@ -108,8 +114,8 @@ def _is_live_child(pid: int, parent: int) -> bool:
     return found is not None and not found.has_ended and found.parent == parent
 
 
-def _kill(pid: int, entries: Collection[bytes]) -> bool:
-    """Kill a process that holds all of *entries*; tell whether it must be looked at again."""
+def _kill(pid: int, entries: Collection[bytes], spared: Set[bytes] = frozenset()) -> bool:
+    """Kill a process that holds all of *entries* and none of *spared*; tell whether it must be looked at again."""
     try:
         # pidfd first: the environment that is read and the process that is killed are then of the same process.
         pidfd = os.pidfd_open(pid)
@@ -119,7 +125,7 @@ def _kill(pid: int, entries: Collection[bytes]) -> bool:
         environ = read_environ(pid)
         if environ is None:
             return True
-        if not has_entries(environ, entries):
+        if not has_entries(environ, entries) or not spared.isdisjoint(environ.split(b"\0")):
             return False
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:

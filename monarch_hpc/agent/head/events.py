@@ -27,9 +27,13 @@ __all__ = [
     "HostLossExplained",
     "HostMissed",
     "HostReturnChanged",
+    "KeptEnded",
+    "KeptLeft",
+    "KeptUsed",
     "MeshLeftHost",
     "MeshReport",
     "MeshRequested",
+    "MeshWasKept",
     "PeerEnteredRun",
     "PeerLeftRun",
     "ProcGone",
@@ -179,6 +183,40 @@ class MeshLeftHost:
 
 
 @dataclass(frozen=True, slots=True)
+class MeshWasKept:
+    """A mesh stays when its run ends, as *name*; its procs on *hosts*, beside those where it is known to be."""
+
+    name: str
+    run: str
+    mesh: int
+    num_ranks: int
+    hosts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptUsed:
+    """A program uses a kept mesh."""
+
+    name: str
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLeft:
+    """A program that used a kept mesh is gone."""
+
+    name: str
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEnded:
+    """A kept mesh was stopped; no host has procs of it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcStarted:
     """A proc is ready."""
 
@@ -234,6 +272,10 @@ Event = (
     | RunLeftHost
     | MeshRequested
     | MeshLeftHost
+    | MeshWasKept
+    | KeptUsed
+    | KeptLeft
+    | KeptEnded
     | ProcStarted
     | ProcStopped
     | ProcGone

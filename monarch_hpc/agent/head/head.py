@@ -17,6 +17,7 @@ from monarch_hpc.agent.head.hosts.losses import AskSlurm, HostLosses, no_answer
 from monarch_hpc.agent.head.hosts.returns import HostReturns
 from monarch_hpc.agent.head.hosts.roster import HostRoster, HostSlot
 from monarch_hpc.agent.head.inheritance import Inheritance
+from monarch_hpc.agent.head.kept import KeptMeshes
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.questions import HeadQuestions
@@ -39,6 +40,7 @@ from monarch_hpc.wire.control.allocation import (
 )
 from monarch_hpc.wire.control.clocks import AskClock, ClockTold
 from monarch_hpc.wire.control.deadline import AwaitDeadline, DeadlineMet, SetJobEnd, Terminated
+from monarch_hpc.wire.control.kept import KeepMesh, OpenKept, ProcsKept, StopKept
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
 from monarch_hpc.wire.control.procs import (
@@ -107,6 +109,7 @@ class Head:
         self._peers = HeadPeers()
         self._questions = HeadQuestions(self.state, self._peers, self._run_peers, later, max_answer_bytes)
         self.idle_left_s = -1.0  # see `StatusReport`
+        self._kept = KeptMeshes(self.state, self._peers, self._apply, self._send)
         self._departures = Departures(self.state, self._apply, self._send, later, self._announce, ended)
         self._losses = losses = HostLosses(self.state, self._peers, self._apply, ask_slurm)
         self.inheritance = Inheritance(
@@ -121,6 +124,7 @@ class Head:
         apply(self.state, event)
         self._journal(event)
         self.returns.on_event(event)
+        self._kept.on_event(event)
 
     # ---- agents ----
 
@@ -166,6 +170,8 @@ class Head:
                     link.close("it was told to leave")
             case ProcReady() | ProcLife() | SpawnFailed() | ProcsStopped() | Output() | LogsSet():
                 self._to_controller(message)
+            case ProcsKept():
+                self._kept.on_kept(message)
             case ProcEnded():
                 self._losses.explain_proc(slot.entry.name, message, self._to_controller)
             case Refused():
@@ -202,6 +208,9 @@ class Head:
                 self._open(link, message)
             case SpawnProcs() | StopProcs() if self.inheritance.holds(message, partial(self.on_client, link, message)):
                 pass
+            case KeepMesh() | OpenKept() | StopKept():
+                if not self.inheritance.defers(partial(self.on_client, link, message)):
+                    self._kept.on_client(link, message)
             case SpawnProcs():
                 self._spawn(link, message)
             case StopProcs():
@@ -245,6 +254,7 @@ class Head:
         self._departures.forget(link)
         self._questions.lose(link)
         self.deadline.forget(link)
+        self._kept.on_client_lost(link)
         for name, run in list(self.state.runs.items()):
             if not self._is_member(link, run):
                 continue
@@ -362,19 +372,12 @@ class Head:
             return
         link = self._peers.links.get(mesh.peer)
         self._held.note(message)
+        self._kept.note(message)
         if (event := events.of_report(message)) is not None:
             self._apply(event)
-        if link is None:
-            return
-        if isinstance(message, SpawnFailed | ProcEnded):
-            for output in self._run_peers[message.run].take_dropped(message):
-                link.send(output)
-        elif isinstance(message, Output):
-            passed = self._run_peers[message.run].pass_on(message, self._clock(), backlogged=link.backlogged)
-            if passed is None:
-                return
-            message = passed
-        link.send(message)
+        peers = self._run_peers.get(message.run)  # the run of a kept mesh may be over
+        if link is not None and peers is not None:
+            peers.deliver(link, message, self._clock())
 
     # ---- links ----
 

@@ -51,6 +51,7 @@ class Inheritance:
         self._stop_s = stop_s
         self._awaited: set[int] = set()  # hosts of the head before, until they are settled
         self._held: dict[tuple[str, int], list[Callable[[], None]]] = {}  # orders for a mesh on hosts that are awaited
+        self._deferred: list[Callable[[], None]] | None = None  # until the awaited hosts are settled
         self._told: list[MeshReport] | None = None  # None: this head has inherited nothing, or all of it is settled
 
     def agents(self) -> list[Link]:
@@ -59,7 +60,7 @@ class Inheritance:
 
     def begin(self, hosts: Sequence[HostEntry]) -> None:
         """Await the hosts of the head before, and the programs of their procs."""
-        self._told = []
+        self._told, self._deferred = [], []
         self._apply(DeadlinePassed())  # all others are lost
         for entry in hosts:
             self._awaited.add(entry.rank)
@@ -72,6 +73,13 @@ class Inheritance:
         if mesh not in self._held and not (isinstance(order, SpawnProcs) and awaited.intersection(order.hosts)):
             return False
         self._held.setdefault(mesh, []).append(perform)
+        return True
+
+    def defers(self, perform: Callable[[], None]) -> bool:
+        """Keep a request that needs all agents' reports; False if it can be performed."""
+        if self._deferred is None:
+            return False
+        self._deferred.append(perform)
         return True
 
     def resume(self) -> None:
@@ -115,6 +123,10 @@ class Inheritance:
             _log.warning("lost %s with the head of the term before", slot.entry.name)
             self._explain(slot, cause, Liveness.DEAD, self._state.runs)
         self.resume()
+        if rank is None:
+            deferred, self._deferred = self._deferred or [], None
+            for perform in deferred:
+                perform()
 
     def settle_runs(self) -> None:
         """End the runs and meshes whose programs have not come back."""

@@ -12,6 +12,7 @@ from monarch_hpc.agent.output.rate_limit import TokenBucket, cost_bytes
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.observer import RecordObserver
 from monarch_hpc.wire.control.allocation import StatusReport
+from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed, SpawnProcs
 from monarch_hpc.wire.control.questions import Ask, Portion
@@ -103,6 +104,18 @@ class RunPeers:
         source = f"the program of run {self.run}"
         return [answer(question, source, observer.sources) for observer in self.observers.values()]
 
+    def deliver(self, link: Link, message: Message, now_s: float) -> None:
+        """Send an agent's report about a mesh to the program that requested it; its output may be dropped."""
+        if isinstance(message, SpawnFailed | ProcEnded):
+            for output in self.take_dropped(message):
+                link.send(output)
+        elif isinstance(message, Output):
+            passed = self.pass_on(message, now_s, backlogged=link.backlogged)
+            if passed is None:
+                return
+            message = passed
+        link.send(message)
+
     def pass_on(self, output: Output, now_s: float, *, backlogged: bool) -> Output | None:
         """Return *output* for the program, with the number of lines dropped before it; None if it is dropped, too."""
         key = output.proc, output.stream
@@ -174,12 +187,7 @@ def report(
             "fabric": "" if slot.peer is None else links[slot.peer].fabric,
             "why": "" if slot.peer is None else links[slot.peer].why,
             "pid": slot.entry.pid,
-            "procs": sum(
-                host == slot.entry.rank
-                for run in state.runs.values()
-                for mesh in run.meshes.values()
-                for host in mesh.alive.values()
-            ),
+            "procs": sum(host == slot.entry.rank for mesh in state.meshes() for host in mesh.alive.values()),
         }
         for slot in state.roster.all()
     ]
@@ -202,7 +210,19 @@ def report(
         }
         for name, run in state.runs.items()
     ]
-    return StatusReport(hosts, documents, idle_left_s)
+    kept: list[dict[str, object]] = [
+        {
+            "name": name,
+            "run": one.run,
+            "mesh": one.number,
+            "procs": one.num_ranks,
+            "alive": len(one.mesh.alive),
+            "hosts": sorted({state.roster.name(host) for host in one.mesh.alive.values()}),
+            "programs": len(one.users),
+        }
+        for name, one in sorted(state.kept.items())
+    ]
+    return StatusReport(hosts, documents, idle_left_s, kept)
 
 
 def _state_of(run: RunState) -> str:

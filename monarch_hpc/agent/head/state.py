@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import field, replace
 
 from monarch_hpc.agent.head.events import (
@@ -19,8 +20,12 @@ from monarch_hpc.agent.head.events import (
     HostLossExplained,
     HostMissed,
     HostReturnChanged,
+    KeptEnded,
+    KeptLeft,
+    KeptUsed,
     MeshLeftHost,
     MeshRequested,
+    MeshWasKept,
     PeerEnteredRun,
     PeerLeftRun,
     ProcGone,
@@ -35,7 +40,10 @@ from monarch_hpc.agent.head.hosts.roster import HostRoster
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.runs import OpenRun
 
-__all__ = ["HeadState", "MeshState", "RunState", "apply"]
+__all__ = ["HeadState", "KeptState", "MeshState", "RunState", "apply"]
+
+_NO_PEER = 0
+"""Requester of a mesh that the head knows from agents alone; peers have other numbers."""
 
 _TITLE_CHARS = 1000
 """Limit on a stored command line, which may be two megabytes long: a `status` report contains those of all runs."""
@@ -84,6 +92,25 @@ class RunState:
 
 
 @dataclass(slots=True)
+class KeptState:
+    """A mesh that stays when its run ends.
+
+    Attributes:
+        run: the run that started it.
+        number: its number.
+        num_ranks: its size.
+        mesh: its hosts and procs.
+        users: programs that use it.
+    """
+
+    run: str
+    number: int
+    num_ranks: int
+    mesh: MeshState
+    users: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class HeadState:
     """The state of a head.
 
@@ -93,6 +120,7 @@ class HeadState:
         num_attached: number of the last member, see `core.ids.first_member`: requests to open or attach to a run.
         past_deadline: whether the head has stopped waiting for agents.
         shutting_down: hosts that have not reported how many processes are left; None before the end.
+        kept: the meshes that stay when their runs end, by name.
         left: number of processes left by host, see `HostEmptied`.
     """
 
@@ -104,11 +132,25 @@ class HeadState:
     term: int = 1
     shutting_down: set[int] | None = None
     left: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, KeptState] = field(default_factory=dict)
 
     def mesh(self, run: str, mesh: int) -> MeshState | None:
-        """The mesh *mesh* of a run, if there is one."""
+        """The mesh *mesh* of a run, if there is one; also a kept one."""
         found = self.runs.get(run)
-        return None if found is None else found.meshes.get(mesh)
+        known = None if found is None else found.meshes.get(mesh)
+        kept = None if known is not None else self.kept_mesh(run, mesh)
+        return known if kept is None else kept.mesh
+
+    def meshes(self) -> Iterator[MeshState]:
+        """All meshes, of runs and kept ones."""
+        for run in self.runs.values():
+            yield from run.meshes.values()
+        for kept in self.kept.values():
+            yield kept.mesh
+
+    def kept_mesh(self, run: str, mesh: int) -> KeptState | None:
+        """The kept mesh with number *mesh* that *run* has started, if there is one."""
+        return next((kept for kept in self.kept.values() if (kept.run, kept.number) == (run, mesh)), None)
 
     def owns(self, peer: int) -> bool:
         """Tell whether *peer* owns a run."""
@@ -127,6 +169,9 @@ def apply(state: HeadState, event: Event) -> None:
             for name, run in list(state.runs.items()):
                 _empty_host(run, event.rank)
                 _leave_host(state, name, event.rank)
+            for kept in state.kept.values():
+                _empty_mesh(kept.mesh, event.rank)
+            state.kept = {name: kept for name, kept in state.kept.items() if kept.mesh.hosts}
             if state.shutting_down is not None:
                 state.shutting_down.discard(event.rank)
         case HostLossExplained():
@@ -160,6 +205,14 @@ def apply(state: HeadState, event: Event) -> None:
             state.runs[event.run].emptied.discard(event.mesh)
         case MeshLeftHost():
             _leave_mesh(state, event)
+        case MeshWasKept():
+            _keep_mesh(state, event)
+        case KeptUsed():
+            state.kept[event.name].users.add(event.peer)
+        case KeptLeft():
+            state.kept[event.name].users.discard(event.peer)
+        case KeptEnded():
+            del state.kept[event.name]
         case ProcStarted() | ProcStopped() | ProcGone():
             _change_proc(state, event)
         case ShutdownBegan():
@@ -194,11 +247,15 @@ def _shorten(opened: OpenRun) -> OpenRun:
 
 def _empty_host(run: RunState, host: int) -> None:
     for mesh in run.meshes.values():
-        mesh.alive = {rank: on for rank, on in mesh.alive.items() if on != host}
-        mesh.suspect &= mesh.alive.keys()
-        mesh.hosts.discard(host)
+        _empty_mesh(mesh, host)
     run.emptied.update(number for number, mesh in run.meshes.items() if not mesh.hosts)
     run.meshes = {number: mesh for number, mesh in run.meshes.items() if mesh.hosts}
+
+
+def _empty_mesh(mesh: MeshState, host: int) -> None:
+    mesh.alive = {rank: on for rank, on in mesh.alive.items() if on != host}
+    mesh.suspect &= mesh.alive.keys()
+    mesh.hosts.discard(host)
 
 
 def _leave_host(state: HeadState, name: str, host: int) -> None:
@@ -215,8 +272,20 @@ def _leave_mesh(state: HeadState, event: MeshLeftHost) -> None:
     if mesh is None:
         return
     mesh.hosts.discard(event.host)
-    if not mesh.hosts:
-        del state.runs[event.run].meshes[event.mesh]
+    if mesh.hosts:
+        return
+    run = state.runs.get(event.run)
+    if run is None or run.meshes.pop(event.mesh, None) is None:
+        state.kept = {name: kept for name, kept in state.kept.items() if kept.mesh is not mesh}
+
+
+def _keep_mesh(state: HeadState, event: MeshWasKept) -> None:
+    if event.name not in state.kept:
+        run = state.runs.get(event.run)
+        mesh = None if run is None else run.meshes.pop(event.mesh, None)
+        mesh = mesh or MeshState(_NO_PEER, set())
+        state.kept[event.name] = KeptState(event.run, event.mesh, event.num_ranks, mesh)
+    state.kept[event.name].mesh.hosts.update(event.hosts)
 
 
 def _change_proc(state: HeadState, event: ProcStarted | ProcStopped | ProcGone) -> None:

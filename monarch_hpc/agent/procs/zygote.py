@@ -35,7 +35,7 @@ from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.dataclass import compile_next
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.core.process.dumps import allow_core_dumps, forbid_core_dumps
-from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE, ProcOrder, ProcStart, parse_order
+from monarch_hpc.wire.start import MESH_COOKIE, NO_MESH, NO_RUN, RUN_COOKIE, ProcOrder, ProcStart, parse_order
 
 __all__ = ["resolve", "run", "serve"]
 
@@ -246,7 +246,8 @@ def _set_up(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     if os.getppid() != agent_pid:
         os._exit(1)  # the agent died before PR_SET_PDEATHSIG took effect
     binding.apply(start.cpus, start.memory_nodes)
-    _write_run_cookie(start.run)
+    _write_cookie(RUN_COOKIE, NO_RUN, start.run)
+    _write_cookie(MESH_COOKIE, NO_MESH, str(start.mesh))
     environment = proc_environment(os.environ, order, start)
     os.environ.clear()
     os.environ.update(environment)
@@ -265,19 +266,20 @@ def _set_up(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
         importlib.import_module("numpy.random").seed()
 
 
-def _write_run_cookie(run: str) -> None:
-    """Write the run's cookie into the environment that the kernel shows for this process.
+def _write_cookie(name: str, placeholder: str, value: str) -> None:
+    """Write a cookie of the proc over its placeholder, in the environment that the kernel shows for this process.
 
     ``/proc/PID/environ`` shows the memory of the last exec, which was the zygote's. With the cookie there, `sweep` can
-    attribute to a run what a proc forks without exec.
+    attribute to a run, and to a mesh, what a proc forks without exec.
     """
-    name = f"{RUN_COOKIE}=".encode()
+    before = f"{name}=".encode()
     with contextlib.suppress(ValueError, IndexError):
         own = read_stat("self")
         begin, end = own.environ_range if own is not None else (0, 0)
-        found = ctypes.string_at(begin, end - begin).find(name + NO_RUN.encode()) if begin else -1
+        found = ctypes.string_at(begin, end - begin).find(before + placeholder.encode()) if begin else -1
         if found >= 0:
-            ctypes.memmove(begin + found + len(name), run.encode().ljust(len(NO_RUN), b"\0"), len(NO_RUN))
+            text = value.encode().ljust(len(placeholder), b"\0")
+            ctypes.memmove(begin + found + len(before), text, len(placeholder))
 
 
 def resolve(entry: str) -> Callable[[ProcStart], int]:

@@ -15,7 +15,7 @@ from monarch_hpc.agent.procs.zygote import serve
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.core.process.spawn import launch
-from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, NO_RUN, RUN_COOKIE
+from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, MESH_COOKIE, NO_MESH, NO_RUN, RUN_COOKIE
 
 __all__ = ["StartingZygote", "ZygoteSettings", "fork_zygote", "launch_zygote"]
 
@@ -37,7 +37,8 @@ class ZygoteSettings:
     @property
     def marks(self) -> dict[str, str]:
         """The variables by which `sweep` finds a zygote and the procs that are forked from it."""
-        return {COOKIE: self.allocation, HOST_COOKIE: str(self.host_rank), RUN_COOKIE: NO_RUN}
+        host = str(self.host_rank)
+        return {COOKIE: self.allocation, HOST_COOKIE: host, RUN_COOKIE: NO_RUN, MESH_COOKIE: NO_MESH}
 
 
 @dataclass(frozen=True, slots=True)

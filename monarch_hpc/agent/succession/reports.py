@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch_hpc.core.recent import Recent
+from monarch_hpc.wire.control.kept import ProcsKept
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady, ProcsStopped, SpawnFailed
 from monarch_hpc.wire.control.runs import RunClosed
@@ -23,6 +24,7 @@ class Reports:
         self._ready: dict[ProcKey, ProcReady] = {}
         self._ends: Recent[tuple[str, int, int], SpawnFailed | ProcEnded | ProcsStopped] = Recent(_KEEP)
         self._closed: Recent[str, bool] = Recent(_KEEP)
+        self._kept: dict[tuple[str, int], ProcsKept] = {}
 
     def note(self, message: Message) -> None:
         """Keep a report; other messages are ignored."""
@@ -33,16 +35,30 @@ class Reports:
             case ProcEnded() | SpawnFailed():
                 self._ready.pop(message.proc, None)
                 self._ends[message.run, message.mesh, message.proc.rank] = message
+            case ProcsKept():
+                self._kept[message.run, message.mesh] = message
             case ProcsStopped():
+                self._kept.pop((message.run, message.mesh), None)
                 self._ends[message.run, message.mesh, -1] = message
             case RunClosed():
                 self._closed[message.run] = True
 
+    def pass_up(self, message: Message, send: Callable[[Message], None]) -> None:
+        """Send a report to the head; before one that procs are kept, those that they are ready, again."""
+        self.note(message)
+        if isinstance(message, ProcsKept):
+            for ready in list(self._ready.values()):
+                if (ready.run, ready.mesh) == (message.run, message.mesh):
+                    send(ready)
+        send(message)
+
     def tell_again(self, send: Callable[[Message], None]) -> None:
         """Send all that a new head must know, in the order in which it was reported first."""
+        for kept in self._kept.values():  # first: the procs of these belong to no program
+            send(kept)
         for ready in list(self._ready.values()):
             send(ready)
         for key in self._ends:
             end = self._ends.get(key)
-            if end is not None and end.run not in self._closed:
+            if end is not None and (end.run not in self._closed or (end.run, end.mesh) in self._kept):
                 send(end)

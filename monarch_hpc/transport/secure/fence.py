@@ -30,6 +30,10 @@ class Fence:
         self._epoch = 0
         self._barred: Recent[int, str] = Recent(_KEEP)
 
+    def accept_all_runs(self) -> None:
+        """Compare no epochs from here on: the controllers of a kept proc belong to many runs."""
+        self._single_run = False
+
     def bar(self, incarnation: int, why: str) -> None:
         """Refuse an incarnation from here on; the first reason is kept."""
         self._barred.setdefault(incarnation, why)

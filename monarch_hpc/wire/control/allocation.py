@@ -126,11 +126,13 @@ class StatusReport(Message):
 
     Args:
         idle_left_s: time until the head ends the allocation because nothing uses it; -1 if it will not.
+        kept: the kept meshes, see `wire.control.kept`.
     """
 
     hosts: list[dict[str, object]]
     runs: list[dict[str, object]]
     idle_left_s: float = -1.0
+    kept: list[dict[str, object]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

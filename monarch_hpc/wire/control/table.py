@@ -32,6 +32,16 @@ from monarch_hpc.wire.control.deadline import (
     SetJobEnd,
     Terminated,
 )
+from monarch_hpc.wire.control.kept import (
+    KeepMesh,
+    KeepProcs,
+    KeptOpened,
+    KeptStopped,
+    MeshKept,
+    OpenKept,
+    ProcsKept,
+    StopKept,
+)
 from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkRoute, LinkTaken
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
@@ -109,6 +119,14 @@ MESSAGES: dict[str, type[Message]] = {
         ReplacementTaken,
         StopProcs,
         ProcsStopped,
+        KeepMesh,
+        KeepProcs,
+        ProcsKept,
+        MeshKept,
+        OpenKept,
+        KeptOpened,
+        StopKept,
+        KeptStopped,
         Output,
         SetLogs,
         FlushLogs,

@@ -83,6 +83,7 @@ def test_a_procs_environment() -> None:
         "MONARCH_HPC_COOKIE": "a" * 32,
         "MONARCH_HPC_HOST": "1",
         "MONARCH_HPC_RUN_COOKIE": "12345678",
+        "MONARCH_HPC_MESH": "1",
     }
 
 
