@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.healing.heal import Healed, heal_mesh
     from monarch_hpc.mesh.host import HostMesh
     from monarch_hpc.mesh.proc import ProcMesh
+    from monarch_hpc.mesh.program.kept.kept_mesh import KeptMesh
+    from monarch_hpc.mesh.program.kept.open_kept import kept
     from monarch_hpc.mesh.program.notice import on_deadline, seconds_left
     from monarch_hpc.mesh.program.registry import get_or_spawn_controller
     from monarch_hpc.mesh.program.takeover.take_over import takeover
@@ -81,6 +83,7 @@ _HOMES = {
     "Healed": "mesh.healing.heal",
     "HostLost": "core.errors",
     "HostMesh": "mesh.host",
+    "KeptMesh": "mesh.program.kept.kept_mesh",
     "MeshDied": "core.errors",
     "MeshError": "core.errors",
     "MeshFailure": "actor.fault",
@@ -120,6 +123,7 @@ _HOMES = {
     "get_runtime_config": "config.runtime_layer",
     "heal_mesh": "mesh.healing.heal",
     "hosts": "mesh.current",
+    "kept": "mesh.program.kept.open_kept",
     "log_metric": "actor.metrics",
     "on_deadline": "mesh.program.notice",
     "requeue": "slurm.requeue",
@@ -153,6 +157,7 @@ __all__ = [
     "Healed",
     "HostLost",
     "HostMesh",
+    "KeptMesh",
     "MeshDied",
     "MeshError",
     "MeshFailure",
@@ -192,6 +197,7 @@ __all__ = [
     "get_runtime_config",
     "heal_mesh",
     "hosts",
+    "kept",
     "log_metric",
     "on_deadline",
     "progress",

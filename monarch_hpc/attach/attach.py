@@ -179,6 +179,7 @@ class HeadStatus(TypedDict):
 
     hosts: list[dict[str, object]]
     runs: list[dict[str, object]]
+    kept: list[dict[str, object]]
     idle_left_s: float
     link: str
     link_why: str
@@ -198,7 +199,14 @@ def _ask_status(directory: Path, question: Message, timeout_s: float) -> HeadSta
     answer, link, why = ask(directory, question, StatusReport, timeout_s)
     if not isinstance(answer, StatusReport):
         return None
-    return HeadStatus(hosts=answer.hosts, runs=answer.runs, idle_left_s=answer.idle_left_s, link=link, link_why=why)
+    return HeadStatus(
+        hosts=answer.hosts,
+        runs=answer.runs,
+        kept=answer.kept,
+        idle_left_s=answer.idle_left_s,
+        link=link,
+        link_why=why,
+    )
 
 
 @dataclass(frozen=True, slots=True)

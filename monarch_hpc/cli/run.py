@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,7 +24,13 @@ from monarch_hpc.cli.runs.limits import LimitWatch, cpu_limit_s
 from monarch_hpc.cli.runs.loss import JOB_END_S, why_lost
 from monarch_hpc.cli.runs.place import OnInterrupt, choose_place
 from monarch_hpc.config import Config
-from monarch_hpc.config.program import DIRECTORY_VARIABLE, ON_LOSS_VARIABLE, RUN_VARIABLE, without_program
+from monarch_hpc.config.program import (
+    DIRECTORY_VARIABLE,
+    KEEP_VARIABLE,
+    ON_LOSS_VARIABLE,
+    RUN_VARIABLE,
+    without_program,
+)
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.death import EXIT_CODES, DeathKind
@@ -92,6 +99,9 @@ class _Target:
     help="Where the program runs: here, or on the allocation's first host, where it outlives this command.",
 )
 @on_loss_option
+@click.option(
+    "--keep", is_flag=True, help="Keep the program's named meshes when it ends, for later runs; see 'monarch-hpc mesh'."
+)
 @click.option("--detach", is_flag=True, help="Start the program on the first host, print its run, and return.")
 @on_interrupt_option
 @exit_raw_option
@@ -106,6 +116,7 @@ def command(
     timeout: int | None,
     place: Literal["here", "host0"] | None,
     on_loss: str | None,
+    keep: bool,
     detach: bool,
     on_interrupt: str | None,
     as_json: bool,
@@ -126,6 +137,8 @@ def command(
         raise click.UsageError("--local makes hosts that end with this command; --detach and --on host0 exclude it")
     if num_local is not None and on_loss not in (None, "stop"):
         raise click.UsageError("--local makes hosts that end with this command; --on-loss has nothing to hold there")
+    if num_local is not None and keep:
+        raise click.UsageError("--local makes hosts that end with this command; --keep has nowhere to keep meshes")
     if as_json and not detach:
         raise click.UsageError("--json goes with --detach: otherwise the output is the program's own")
     output = current_output()
@@ -152,15 +165,16 @@ def command(
         wanted = "host0" if detach or on_interrupt == "detach" else place
         chosen = choose_place(wanted, config.login.controller, cpu_limit_s(), on_slurm=bool(target.name))
         held = (on_loss or config.run.on_loss) if target.name else "stop"
+        kept = {KEEP_VARIABLE: "1"} if keep else {}
         if not chosen.on_host:
-            return _supervise(target, argv, config, output, held, limit_s)
+            return _supervise(target, argv, config, output, held, kept, limit_s)
         from monarch_hpc.cli.runs.foreground import run_on_host
 
         if argv[0] == sys.executable and config.agent.python:
             argv[0] = config.agent.python
         stop = OnInterrupt(on_interrupt or "cancel")
         outcome = run_on_host(
-            *(target.name, target.directory, argv, os.environ, config, output, chosen.why, stop, held),
+            *(target.name, target.directory, argv, {**os.environ, **kept}, config, output, chosen.why, stop, held),
             detach=detach,
             limit_s=limit_s,
         )
@@ -204,12 +218,21 @@ def _choose(
 # ---- the run ----
 
 
-def _supervise(target: _Target, argv: list[str], config: Config, output: Console, on_loss: str, limit_s: float) -> int:
+def _supervise(
+    target: _Target,
+    argv: list[str],
+    config: Config,
+    output: Console,
+    on_loss: str,
+    kept: Mapping[str, str],
+    limit_s: float,
+) -> int:
     """Start the program, hold its run open while it lives, and return its exit code."""
     check_allocation(target.directory)
     run = new_run_id()
     environment = {
         **without_program(os.environ),
+        **kept,
         DIRECTORY_VARIABLE: str(target.directory),
         RUN_VARIABLE: run,
         ON_LOSS_VARIABLE: on_loss,

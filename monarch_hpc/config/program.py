@@ -12,6 +12,7 @@ from monarch_hpc.core.ids import SlurmIds
 
 __all__ = [
     "DIRECTORY_VARIABLE",
+    "KEEP_VARIABLE",
     "LOOP_VARIABLE",
     "ON_LOSS_VARIABLE",
     "RUN_VARIABLE",
@@ -29,6 +30,8 @@ __all__ = [
 
 DIRECTORY_VARIABLE = "MONARCH_HPC_DIRECTORY"
 RUN_VARIABLE = "MONARCH_HPC_RUN"
+KEEP_VARIABLE = "MONARCH_HPC_KEEP"
+"""Set if the program's meshes of procs stay when it ends."""
 ON_LOSS_VARIABLE = "MONARCH_HPC_ON_LOSS"
 TAKES_VARIABLE = "MONARCH_HPC_TAKES"
 """The epoch of the run that the program takes over."""
@@ -48,17 +51,19 @@ class ProgramSettings:
         run: the run's id; empty if the program was not started by `run`.
         on_loss: what `run` was told to do if the program is lost; empty if the configuration says it.
         takes: epoch of the run, if the program takes it over; else 0.
+        keeps: whether its meshes of procs stay when it ends.
     """
 
     directory: Path | None
     run: str
     on_loss: str = ""
     takes: int = 0
+    keeps: bool = False
 
 
 def without_program(environ: Mapping[str, str]) -> dict[str, str]:
     """Return *environ* without the variables that name a program's allocation, for programs on other ones."""
-    own = (DIRECTORY_VARIABLE, RUN_VARIABLE, ON_LOSS_VARIABLE, TAKES_VARIABLE, _PARENT)
+    own = (DIRECTORY_VARIABLE, RUN_VARIABLE, ON_LOSS_VARIABLE, TAKES_VARIABLE, KEEP_VARIABLE, _PARENT)
     return {name: value for name, value in environ.items() if name not in own}
 
 
@@ -71,6 +76,7 @@ def read_program() -> ProgramSettings:
         os.environ.get(RUN_VARIABLE, ""),
         os.environ.get(ON_LOSS_VARIABLE, ""),
         int(takes) if takes.isdecimal() else 0,
+        bool(os.environ.get(KEEP_VARIABLE)),
     )
 
 

@@ -111,6 +111,14 @@ class ProgramDoor(ABC):
         """
 
     @abstractmethod
+    def keep_procs(self, mesh: int, name: str) -> None:
+        """Have the procs of a mesh stay when their run ends, see `ProcMesh.keep`; blocks until that is done.
+
+        Raises:
+            RuntimeError: this process is not the program, or the mesh was stopped.
+        """
+
+    @abstractmethod
     def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:
         """The name of a mesh of procs, and its procs by rank.
 

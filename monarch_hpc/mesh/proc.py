@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor
@@ -18,7 +16,7 @@ from monarch_hpc.actor.messages.payload import pack_spawn
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.log_records import Level
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
-from monarch_hpc.core.arguments import check_flag, check_seconds, check_text
+from monarch_hpc.core.arguments import check_text
 from monarch_hpc.core.errors import EngineFailed, ProcDied, SpawnError, TransportError
 from monarch_hpc.core.ids import new_incarnation, number_in_program
 from monarch_hpc.core.shape import Region
@@ -26,8 +24,9 @@ from monarch_hpc.core.text.description import qualified_name
 from monarch_hpc.mesh.actors import ActorMesh, check_actor
 from monarch_hpc.mesh.door import block, door_of
 from monarch_hpc.mesh.launch import Launch
-from monarch_hpc.mesh.output.choice import LogChoice, both, parse_level
-from monarch_hpc.mesh.view import MeshView, ShownRows, hosts_of
+from monarch_hpc.mesh.output.choice import LogChoice, both, check_choice, parse_level
+from monarch_hpc.mesh.tensor_procs import TensorProcs
+from monarch_hpc.mesh.view import ShownRows, hosts_of, text_table
 from monarch_hpc.wire.frames import Buffer
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ __all__ = ["ProcMesh", "mesh_around", "proc_of"]
 A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(MeshView):
+class ProcMesh(TensorProcs):
     """Procs of a program; the dimensions are those of the hosts followed by those of `per_host`.
 
     A mesh of procs can be passed to actors, which may spawn actors on it. The program or actor that started the procs
@@ -66,6 +65,7 @@ class ProcMesh(MeshView):
         self._runtime = runtime or current_runtime()
         self._owned = owned
         self._root: ProcMesh | None = None
+        self._kept = ""
 
     def _viewing(self, region: Region) -> Self:
         whole = self._owned and len(region) == len(self._region)
@@ -166,34 +166,6 @@ class ProcMesh(MeshView):
         """The place of these procs among all procs that were started with them."""
         return self._region
 
-    def activate(self) -> AbstractContextManager[object]:
-        """Have torch's functions make tensors on these procs: ``with procs.activate():``; needs torch.
-
-        In the block, functions that make tensors of none make them on every proc. Operations on such tensors run where
-        they are, also after the block. At its end, all that was issued is done.
-
-        Raises:
-            SpawnError: the procs did not start.
-            DeviceMeshError: a proc is gone; also at the end of the block.
-        """
-        activation: AbstractContextManager[object] = _tensors().activate(self)
-        return activation
-
-    def capture(self, function: Callable[..., Any] | None = None, *, verify: bool = False) -> Any:
-        """Have a function on mesh tensors replayed by one record; a decorator. See docs/tensors.md; needs torch."""
-        return _tensors().capture_on(self, function, verify)
-
-    def rank_tensor(self, dim: str) -> Any:
-        """The coordinate of each proc along a dimension, as a mesh tensor; needs torch, and KeyError if unknown."""
-        return _tensors().rank_tensor(self, dim)
-
-    rank = rank_tensor
-
-    def rank_tensors(self) -> dict[str, Any]:
-        """The coordinates along all dimensions, by name; see `rank_tensor`."""
-        tensors: dict[str, Any] = _tensors().rank_tensors(self)
-        return tensors
-
     @property
     def initialized(self) -> Future[Literal[True]]:
         """A future that is done with True once all procs answer and have run `bootstrap`; it can be read repeatedly.
@@ -212,14 +184,10 @@ class ProcMesh(MeshView):
 
     def to_table(self) -> str:
         """The procs as a text table, one line each: rank, coordinates, host and process id."""
-        rows = [("rank", *self.extent, "host", "pid")]
+        rows: list[Sequence[object]] = [("rank", *self.extent, "host", "pid")]
         for rank, proc in enumerate(self.procs):
-            rows.append(
-                (str(rank), *(str(place) for place in self.extent.point(rank).values()), proc.host, str(proc.pid))
-            )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+            rows.append((rank, *self.extent.point(rank).values(), proc.host, proc.pid))
+        return text_table(rows)
 
     def logging_option(
         self,
@@ -253,13 +221,7 @@ class ProcMesh(MeshView):
         """
         if not (self._mesh or self._launch):
             raise RuntimeError("this is the program's own process: what it prints and logs is its own")
-        if stream_to_client is not None:
-            check_flag("stream_to_client", stream_to_client)
-        if to_logging is not None:
-            check_flag("to_logging", to_logging)
-        window_s = aggregate_window_sec
-        if window_s is not None:
-            window_s = check_seconds("aggregate_window_sec", window_s, zero=True)
+        stream_to_client, window_s, to_logging = check_choice(stream_to_client, aggregate_window_sec, to_logging)
         number = None if level is None else parse_level(level)
 
         def choose() -> Future[None]:
@@ -321,6 +283,29 @@ class ProcMesh(MeshView):
         ranks = list(self._region.base_ranks())
         return take_checkpoint(self._runtime, self._shown, self._number, ranks, procs, folder)
 
+    def keep(self, name: str) -> None:
+        """Have these procs and their actors stay when this program and its run end, for later ones; blocks until then.
+
+        `monarch_hpc.kept` opens them. They end with ``monarch-hpc mesh stop``, with the allocation, or with its release
+        because no run uses it. No policy restarts them, and neither `stop` nor `heal` is possible any more.
+
+        Args:
+            name: 1 to 64 letters, digits, ``.``, ``_`` or ``-``, which no other kept mesh of the allocation has.
+
+        Raises:
+            AllocationError: the name is taken or invalid, or the allocation ends with this program.
+            ProcDied: all procs are dead.
+            RuntimeError: this is a slice, an actor has started them, or they were stopped.
+            SpawnError: the procs did not start.
+            ValueError: they have a restart policy.
+        """
+        check_text("name", name, filled=True)
+        self._check_owned("keep")
+        if self._launch is not None:
+            self._launch.settle()
+        door_of(self._runtime).keep_procs(self._number, name)
+        self.root._kept = name
+
     def stop(self, reason: str = "") -> Future[None]:
         """End all procs of the mesh, also while they start.
 
@@ -336,18 +321,23 @@ class ProcMesh(MeshView):
             that. The procs end whether or not it is awaited.
 
         Raises:
-            RuntimeError: this is a slice, or came in a message: only the owner can stop the procs.
+            RuntimeError: this is a slice, or came in a message: only the owner can stop the procs; or they are kept.
             TypeError: the reason is not a string.
         """
         check_text("reason", reason)
-        if not self._owned:
-            raise RuntimeError(
-                f"{self!r} is not owned here: only the caller of spawn_procs can stop the procs, "
-                "through the mesh that it returned; this is a slice of that mesh, or came in a message"
-            )
+        self._check_owned("stop")
+        if self.root._kept:
+            raise RuntimeError(f"{self!r} is kept: monarch_hpc.kept({self.root._kept!r}).stop() ends it")
         if self._launch is not None:
             return self._launch.stop(reason)
         return door_of(self._runtime).stop_procs(self._mesh, self._name, reason)
+
+    def _check_owned(self, verb: str) -> None:
+        if not self._owned:
+            raise RuntimeError(
+                f"{self!r} is not owned here: only the caller of spawn_procs can {verb} the procs, "
+                "through the mesh that it returned; this is a slice of that mesh, or came in a message"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -355,7 +345,7 @@ class ProcMesh(MeshView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._runtime.engine.forked_from:  # else the procs belong to the parent
+        if not self._runtime.engine.forked_from and not self.root._kept:  # else the procs belong to the parent
             block(self._runtime, self.stop())
 
     async def __aenter__(self) -> Self:
@@ -364,7 +354,8 @@ class ProcMesh(MeshView):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.stop()
+        if not self.root._kept:
+            await self.stop()
 
 
 def mesh_around(name: str, region: Region, procs: Mapping[int, ProcRef], runtime: Runtime) -> ProcMesh:
@@ -372,14 +363,6 @@ def mesh_around(name: str, region: Region, procs: Mapping[int, ProcRef], runtime
     kept = {rank: procs[rank] for rank in region.base_ranks()}
     mesh = kept[region.base_rank(0)].mesh
     return ProcMesh(name, mesh, region, runtime.incarnations.of(mesh, kept) if mesh else kept, runtime)
-
-
-_TENSORS = "monarch_hpc.tensor.active"
-"""Tensors on meshes, by name: this layer does not depend on them."""
-
-
-def _tensors() -> Any:
-    return importlib.import_module(_TENSORS)
 
 
 _own: ProcMesh | None = None

@@ -85,7 +85,7 @@ def test_procs_load_nothing_of_us_with_their_users_modules() -> None:
         "run_worker_loop_forever",
         "seconds_left",
     }
-    of_programs |= {"progress", "TakenRun", "UnfetchedAnswer", "takeover"}
+    of_programs |= {"progress", "KeptMesh", "TakenRun", "UnfetchedAnswer", "kept", "takeover"}
     names = ", ".join(sorted(set(monarch_hpc.__all__) - of_programs))
     assert loaded_by(f"{entry}\nfrom monarch_hpc import {names}") == loaded_by(entry)
 

@@ -10,6 +10,8 @@ from typing import Any, cast
 from monarch_hpc.actor.kept.answers import KeptAnswers, KeptCall
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import head_of, unpack_head, unpack_spawn, view_of
+from monarch_hpc.actor.messages.pending import Answer, Slot
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import DeliveryUnknown, TransportError
 from monarch_hpc.core.ids import Role
@@ -20,7 +22,7 @@ from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.wire.frames import Frame, Kind, copy_of
 from monarch_hpc.wire.serializer import dumps, loads
 
-__all__ = ["KEEPER", "READ", "Keeper", "open_keeper", "pack_read", "pack_request"]
+__all__ = ["KEEPER", "READ", "Keeper", "ask_proc", "open_keeper", "pack_read", "pack_request"]
 
 KEEPER = 2
 """Number of the port at which a proc takes requests about its answers, known to all programs."""
@@ -42,8 +44,17 @@ def pack_read(caller: int, slot: int, *, done: bool) -> bytes:
 
 def pack_request(request: str, *fields: object) -> bytes:
     """Other requests: ``prepare`` with a limit and a description, ``list``, ``supervise``, ``get`` with a call,
-    ``share`` with a description."""
+    ``share`` with a description, ``release``.
+
+    A proc that shares itself serves the programs of all runs; once released, it keeps no answers any more.
+    """
     return b"\0" + dumps((request, *fields))[0]
+
+
+def ask_proc(runtime: Runtime, proc: ProcRef, answer: Answer, request: str, *fields: object) -> None:
+    """Ask a proc for what it lists, or to share itself; on any thread."""
+    slot = Slot(proc.incarnation, f"proc {proc.rank} on {proc.host}", answer)
+    runtime.call(proc, KEEPER, pack_request(request, *fields), (), slot)
 
 
 def open_keeper(runtime: Runtime) -> None:
@@ -66,8 +77,6 @@ def open_keeper(runtime: Runtime) -> None:
         if request == "share":
             shared[:] = fields
             runtime.node.accept_all_runs()
-            for one in keeper:
-                one.close()
             _answer(channel, frame.reply, None)
         elif request == "list":
             kept = keeper[0] if keeper else None
@@ -77,7 +86,11 @@ def open_keeper(runtime: Runtime) -> None:
         else:
             if request == "prepare" and not keeper and not shared:
                 keeper.append(Keeper(runtime, *fields))
-            if keeper:
+            if request == "release":
+                for one in keeper:
+                    one.close()
+                keeper.clear()
+            elif keeper:
                 keeper[0].handle(channel, frame.reply, request, fields)
             elif request == "get":
                 runtime.replier.reply_failure(channel, frame.reply, runtime.info.host, _gone())

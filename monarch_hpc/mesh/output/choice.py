@@ -8,14 +8,14 @@ from typing import Any
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.config.schema import LogsConfig
-from monarch_hpc.core.arguments import check_number
+from monarch_hpc.core.arguments import check_flag, check_number, check_seconds
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, TransportError
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, SetLogs
 
-__all__ = ["LogChoice", "LogRequests", "both", "parse_level"]
+__all__ = ["LogChoice", "LogRequests", "both", "check_choice", "parse_level"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,19 @@ class LogChoice:
     stream_to_client: bool | None = None
     window_s: float | None = None
     to_logging: bool | None = None
+
+
+def check_choice(
+    stream_to_client: bool | None, window_s: float | None, to_logging: bool | None
+) -> tuple[bool | None, float | None, bool | None]:
+    """Return the arguments of `ProcMesh.logging_option`, checked; raises `TypeError` and `ValueError`."""
+    if stream_to_client is not None:
+        check_flag("stream_to_client", stream_to_client)
+    if to_logging is not None:
+        check_flag("to_logging", to_logging)
+    if window_s is not None:
+        window_s = check_seconds("aggregate_window_sec", window_s, zero=True)
+    return stream_to_client, window_s, to_logging
 
 
 class LogRequests:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from monarch_hpc.actor.context import outside, own_info, provide_instances
-from monarch_hpc.actor.fault import MeshFailure, exit_on_faults, run_fault_hook
+from monarch_hpc.actor.fault import MeshFailure, exit_on_faults, print_error, run_fault_hook
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.kept.takes import Takes
 from monarch_hpc.actor.messages.line import MessageLink
@@ -42,6 +42,7 @@ from monarch_hpc.mesh.program.allocations.opening import Opened
 from monarch_hpc.mesh.program.allocations.tenancies import Tenancies
 from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
 from monarch_hpc.mesh.program.deadline import ProgramDeadline
+from monarch_hpc.mesh.program.kept.keep import keep_at_end
 from monarch_hpc.mesh.program.local_door import LocalDoor
 from monarch_hpc.mesh.program.procs.announcements import Announcements
 from monarch_hpc.mesh.program.procs.deaths import Deaths, ProgramCauses
@@ -259,6 +260,9 @@ class Controller(Runtime):
             if self.engine.failure is not None:
                 return  # all ends with this process
             self.shut_down()
+            if read_program().keeps:
+                for problem in [problem for tenancy in self.tenancies.all() for problem in keep_at_end(self, tenancy)]:
+                    print_error(f"monarch-hpc: {problem}")
             ended = [Flag(self.engine) for _ in self.tenancies.all()]
             for tenancy, flag in zip(self.tenancies.all(), ended, strict=False):
                 tenancy.fleet.stop_all("the program ended", _setting(flag))

@@ -15,12 +15,13 @@ from monarch_hpc.mesh.output.choice import LogChoice
 from monarch_hpc.mesh.plan import HostChoice, MeshOwner, Outcome, ProcPlan, Started
 from monarch_hpc.mesh.program.allocations.tenancies import ANEW, Tenancies
 from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
+from monarch_hpc.mesh.program.kept.keep import keep_procs
 from monarch_hpc.mesh.program.procs.deaths import Deaths
 from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["LocalDoor"]
 
-_STOPPED = "these procs were stopped, and cannot be healed: spawn others"
+_STOPPED = "these procs were stopped, or are kept, and cannot be healed: spawn others"
 
 _RECHECK_S = 0.1
 """A proc that another proc reports lost is alive if the program's channel to it is still open after this time: the
@@ -126,6 +127,13 @@ class LocalDoor(ProgramDoor):
 
         self.runtime.engine.call_soon(perform)
         return future
+
+    def keep_procs(self, mesh: int, name: str) -> None:
+        """Have the procs of a mesh stay when their run ends; blocks until that is done."""
+        tenancy = self.tenancies.with_mesh(mesh)
+        if tenancy is None:
+            raise RuntimeError("these procs were stopped, or are kept already")
+        keep_procs(self.runtime, tenancy, mesh, name)
 
     def end_procs(self, mesh: int, gone: Callable[[], None]) -> None:
         """End the procs of an owner that has ended; *gone* is called when they are gone, or late."""

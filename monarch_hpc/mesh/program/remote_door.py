@@ -52,6 +52,10 @@ class RemoteDoor(ProgramDoor):
         """Raise `RuntimeError`, as `heal_procs`."""
         raise RuntimeError(_HEALS)
 
+    def keep_procs(self, mesh: int, name: str) -> None:
+        """Raise `RuntimeError`: procs that an actor has started end with it."""
+        raise RuntimeError("only the program can keep procs, and this is one of its procs")
+
     def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:
         """The name of a mesh of procs, and its procs by rank."""
         found: Future[tuple[str, dict[int, ProcRef]]] = self._requests().procs.call_one(mesh)

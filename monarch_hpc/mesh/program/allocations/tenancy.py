@@ -26,6 +26,7 @@ from monarch_hpc.mesh.program.allocations.links import Links
 from monarch_hpc.mesh.program.allocations.opening import Opened, find_own_rank, open_slurm_query
 from monarch_hpc.mesh.program.allocations.own_tables import own_tables
 from monarch_hpc.mesh.program.allocations.retelling import Unsent, opening, retell
+from monarch_hpc.mesh.program.kept.requests import make_kept
 from monarch_hpc.mesh.program.procs.announcements import Announcements
 from monarch_hpc.mesh.program.procs.death_reports import DeathReports
 from monarch_hpc.mesh.program.procs.deaths import Deaths
@@ -117,6 +118,7 @@ class Tenancy:
             runtime, deaths, config.procs.start_s, announcements, lambda: self.fleet, self.absences, reports.tell
         )
         self.fleet = Fleet(engine, self.run, config.procs, runtime.incarnations, self.send, numbers, self.revivals)
+        self.kept = make_kept(engine, self.name, self.allocation, self.fleet, self.procs, self.send, self._on_ended)
         self.heal_s = config.procs.heal_s
         self.logs = LogRequests(self.run, config.logs, engine, printer, self.send)
         self.head: FrameChannel | None = None
@@ -193,7 +195,7 @@ class Tenancy:
         self.ready, self.head = ready, head
         with contextlib.suppress(TransportError):  # its end is reported
             again = replace(self._opening(), epoch=self._epoch, member=self.fleet.member, takes=0)
-            for message in retell(self.fleet, again, self._recording(), self._unsent.end()):
+            for message in [*retell(self.fleet, again, self._recording(), self._unsent.end()), *self.kept.again()]:
                 self.send(message)
         self._report.changed()
 
@@ -221,7 +223,7 @@ class Tenancy:
 
     def on_control(self, message: Message) -> None:
         """Handle a message of the head."""
-        if self.roll is not None and self.roll.take(message):
+        if self.kept.take(message) or (self.roll is not None and self.roll.take(message)):
             return
         match message:
             case RunOpened():
@@ -285,8 +287,7 @@ class Tenancy:
 
     def on_head_lost(self, error: TransportError) -> None:
         """Handle the loss of the head, which ends the run: deaths and new procs go through the head."""
-        cause = f"the allocation {self.name} is gone or out of reach: {error}"
-        self.over = cause
+        self.over = cause = f"the allocation {self.name} is gone or out of reach: {error}"
         lost = [(proc, self._sever(proc, cause)) for proc in self.procs.values()]
         self.procs.clear()
 
@@ -305,6 +306,7 @@ class Tenancy:
             self._slurm.ask(self.ready.head_name, explained)
         self.fleet.on_head_lost(cause)
         self.logs.fail(error)
+        self.kept.fail(cause)
         self._refusal = cause
         self._opened.set()
 

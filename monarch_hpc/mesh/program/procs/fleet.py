@@ -80,8 +80,8 @@ class Fleet:
         self._revivals = revivals
         self._incarnations = incarnations
         self._engine = engine
-        self._run = run
-        self._config = config
+        self.run = run
+        self._config, self.stop_s = config, config.stop_s
         self._send = send
         self._numbers = numbers
         self._meshes: dict[int, _MeshState] = {}
@@ -149,7 +149,7 @@ class Fleet:
 
         self._engine.call_later(grace_s + _REPORT_S, give_up)
         try:
-            self._send(StopProcs(self._run, mesh.number, sorted(hosts), grace_s))
+            self._send(StopProcs(self.run, mesh.number, sorted(hosts), grace_s))
         except TransportError:
             give_up()  # without the head the procs end by themselves
 
@@ -165,7 +165,7 @@ class Fleet:
         self._names[number] = plan.name
         self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))
         try:
-            self._send(spawn_order(self._run, number, plan, config))
+            self._send(spawn_order(self.run, number, plan, config))
         except (OSError, TransportError) as error:
             self._fail(mesh, SpawnError("any host", f"the request could not be sent: {error}"))
         except Exception as error:  # noqa: BLE001 any process may have made the plan; its caller must not wait in vain
@@ -186,7 +186,7 @@ class Fleet:
         if mesh.plan.mpi:
             raise SpawnError(proc.host, "procs for MPI start together, as the tasks of one step")
         first = proc.rank // mesh.plan.per_host * mesh.plan.per_host
-        order, host, rank = spawn_order(self._run, mesh.number, mesh.plan, self._config), self.place_of(proc), proc.rank
+        order, host, rank = spawn_order(self.run, mesh.number, mesh.plan, self._config), self.place_of(proc), proc.rank
         self._send(replace(order, hosts=[host], first_rank=[first], ranks=[rank], restarts=restarts))
 
     def move(self, number: int, places: Mapping[int, int]) -> None:
@@ -230,7 +230,7 @@ class Fleet:
         grace_s = self._config.stop_s
         self._engine.call_later(grace_s + _REPORT_S, lambda: self._forget(mesh))
         try:
-            self._send(StopProcs(self._run, number, list(mesh.plan.hosts), grace_s))
+            self._send(StopProcs(self.run, number, list(mesh.plan.hosts), grace_s))
         except TransportError:
             mesh.stopping.clear()  # without the head the procs end by themselves
             self._forget(mesh)
@@ -238,13 +238,13 @@ class Fleet:
     def orders_in_doubt(self) -> list[SpawnProcs]:
         """The orders to start meshes that have not started yet, for agents that have not had them."""
         starting = [mesh for mesh in self._meshes.values() if mesh.done is not None and mesh.stopping is None]
-        return [replace(spawn_order(self._run, each.number, each.plan, self._config), again=True) for each in starting]
+        return [replace(spawn_order(self.run, each.number, each.plan, self._config), again=True) for each in starting]
 
     def stops(self) -> list[StopProcs]:
         """The orders to end meshes, or parts of them, that are not carried out yet."""
         ending = [(mesh.number, mesh.stopping) for mesh in self._meshes.values() if mesh.stopping]
         ending += [(mesh.number, hosts) for mesh in self._meshes.values() for hosts, _ in mesh.parting]
-        return [StopProcs(self._run, number, sorted(hosts), self._config.stop_s) for number, hosts in ending]
+        return [StopProcs(self.run, number, sorted(hosts), self._config.stop_s) for number, hosts in ending]
 
     def _forget(self, mesh: _MeshState) -> None:
         if self._meshes.pop(mesh.number, None) is None:
@@ -369,6 +369,10 @@ class Fleet:
         self._procs.update((proc.incarnation, proc) for proc in procs.values())
         self._revivals.watch(number, plan.restart)
         return mesh.procs
+
+    def release(self, number: int) -> None:
+        """Let go of a mesh that has started: its procs stay, and nothing here ends them."""
+        self._forget(self._meshes[number])
 
     def has(self, number: int) -> bool:
         """Whether a mesh may still have procs."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from functools import partial
 from typing import Any, cast
 
-from monarch_hpc.actor.kept.takes import Takes
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.dataclass import dataclass
@@ -40,12 +39,17 @@ class SurveyedProc:
 
 
 def survey(
-    runtime: Runtime, takes: Takes, procs: Iterable[ProcRef], kept_bytes: int, limit_s: float
+    runtime: Runtime,
+    procs: Iterable[ProcRef],
+    prepare: Callable[[FrameChannel], None],
+    ask: Callable[[ProcRef, Callable[[Frame | MonarchError], None]], None],
+    limit_s: float,
 ) -> list[SurveyedProc]:
     """Ask all *procs* at once; those that do not answer within *limit_s* seconds have a problem.
 
     Args:
-        kept_bytes: config key `run.kept_bytes`.
+        prepare: called with the channel to each proc before it is asked.
+        ask: sends the question; calls back with the answer.
     """
     findings = [SurveyedProc(proc, problem=f"it has not answered within {limit_s:.0f} s") for proc in procs]
     left, done = {finding.proc.incarnation for finding in findings}, Flag(runtime.engine)
@@ -60,8 +64,8 @@ def survey(
         if isinstance(result, TransportError):
             settle(finding, f"it cannot be reached: {result}")
             return
-        takes.prepare(result, kept_bytes, b"")
-        takes.list(finding.proc, partial(answered, finding))
+        prepare(result)
+        ask(finding.proc, partial(answered, finding))
 
     def answered(finding: SurveyedProc, given: Frame | MonarchError) -> None:
         if not isinstance(given, Frame) or given.kind is not Kind.RESULT:
@@ -74,13 +78,13 @@ def survey(
         )
         settle(finding, "")
 
-    def ask() -> None:
+    def begin() -> None:
         for finding in findings:
             proc = finding.proc
             runtime.node.dial(proc.addresses, proc.incarnation, partial(connected, finding), proc.allocation)
         if not findings:
             done.set()
 
-    runtime.engine.call_soon(ask)
+    runtime.engine.call_soon(begin)
     done.wait(limit_s)
     return findings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from typing import Any, NoReturn, cast
 
 from monarch_hpc.actor.fault import print_error
@@ -13,20 +12,20 @@ from monarch_hpc.actor.messages.payload import region_of
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.program import read_program
 from monarch_hpc.core.arguments import check_text
-from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.death import EXIT_CODES, Death, DeathKind
 from monarch_hpc.core.errors import AllocationError, TransportError
 from monarch_hpc.core.ids import new_incarnation, number_in_program
-from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.plan import MeshOwner, ProcPlan
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.program.allocations.opening import find_only, open_named
 from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
 from monarch_hpc.mesh.program.controller import Controller
+from monarch_hpc.mesh.program.takeover.found_actors import find_actors, free_name
 from monarch_hpc.mesh.program.takeover.roll import ref_of
 from monarch_hpc.mesh.program.takeover.survey import SurveyedProc, survey
 from monarch_hpc.mesh.program.takeover.taken_run import TakenRun, UnfetchedAnswer
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.wire.control.procs import StopProcs
 from monarch_hpc.wire.control.runs import TAKEN_OVER
@@ -83,16 +82,6 @@ def _leave(why: str) -> NoReturn:
     raise SystemExit(EXIT_CODES[DeathKind.FENCED])
 
 
-@dataclass(slots=True, eq=False)
-class _Actors:
-    name: str
-    region: Any
-    cls: type | None
-    class_name: str
-    problem: str
-    procs: dict[int, ProcRef] = field(default_factory=dict)
-
-
 class _Adoption:
     def __init__(self, controller: Controller, tenancy: Tenancy) -> None:
         self._controller = controller
@@ -113,7 +102,7 @@ class _Adoption:
             for key, ready in list(roll.started.items())
             if key not in roll.ended
         ]
-        found = survey(self._controller, self._takes, alive, tenancy.kept_bytes, tenancy.start_s)
+        found = survey(self._controller, alive, self._prepare, self._takes.list, tenancy.start_s)
         by_mesh: dict[int, list[SurveyedProc]] = {}
         for finding in found:
             by_mesh.setdefault(finding.proc.mesh, []).append(finding)
@@ -147,6 +136,9 @@ class _Adoption:
         return TakenRun(tenancy.run, self._meshes, unfetched, in_hand, num_dropped, self._problems)
 
     # ---- on the driver ----
+
+    def _prepare(self, channel: FrameChannel) -> None:
+        self._takes.prepare(channel, self._tenancy.kept_bytes, b"")
 
     def _adopt(self, number: int, findings: list[SurveyedProc]) -> None:
         tenancy = self._tenancy
@@ -194,31 +186,19 @@ class _Adoption:
         self._controller.deaths.record(proc.incarnation, death)
 
     def _adopt_actors(self, procs: Mapping[int, ProcRef], findings: Iterable[SurveyedProc]) -> None:
-        known: dict[int, _Actors] = {}
-        for finding in findings:
-            for actor, name, view, packed, class_name in finding.actors:
-                if actor not in known or known[actor].cls is None:
-                    cls, problem = _load_class(packed, class_name)
-                    known[actor] = _Actors(name, region_of(view), cls, class_name, problem)
-        for actor, made in known.items():
+        for made in find_actors(findings):
             if made.cls is None:
                 self._problems[made.name] = made.problem
                 continue
-            kept = {rank: procs[rank] for rank in made.region.base_ranks()}
-            table = self._controller.incarnations.of(actor, kept)
             placed = {place: procs[rank] for place, rank in enumerate(made.region.base_ranks())}
-            self._controller.ownership.add(actor, 0, made.name, placed, class_name=made.class_name)
+            self._controller.ownership.add(made.actor, 0, made.name, placed, class_name=made.class_name)
             for proc in placed.values():
                 if proc.incarnation in self._dead:
-                    self._controller.ownership.stop(actor, proc.incarnation)
-            self._add(made.name, ActorMesh(made.name, actor, made.cls, made.region, table))
+                    self._controller.ownership.stop(made.actor, proc.incarnation)
+            self._add(made.name, made.mesh(self._controller.incarnations, procs))
 
     def _add(self, name: str, mesh: ProcMesh | ActorMesh[Any]) -> None:
-        free, number = name, 1
-        while free in self._meshes:
-            number += 1
-            free = f"{name}#{number}"
-        self._meshes[free] = mesh
+        self._meshes[free_name(name, self._meshes)] = mesh
 
     def _answers(self, finding: SurveyedProc, *, in_hand: bool) -> list[UnfetchedAnswer]:
         regions = {actor: region_of(view) for actor, _, view, _, _ in finding.actors}
@@ -231,13 +211,3 @@ class _Adoption:
             engine = self._controller.engine
             answers.append(UnfetchedAnswer(engine, finding.proc, (caller, slot), name, endpoint, rank, answered))
         return answers
-
-
-def _load_class(packed: bytes, name: str) -> tuple[type | None, str]:
-    if not packed:
-        return None, "its constructor still runs, or its class cannot be pickled"
-    try:
-        cls = loads(packed)
-    except BaseException as error:  # noqa: BLE001 unpickling runs user code
-        return None, f"its class {name} cannot be loaded here: {summary_of(error)}"
-    return (cls, "") if isinstance(cls, type) else (None, f"{name} is not a class")

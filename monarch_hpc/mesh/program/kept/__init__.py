@@ -1,0 +1,1 @@
+"""Meshes that stay when their run ends: kept, opened by other programs, and stopped."""
