@@ -99,6 +99,8 @@ class Inheritance:
     def reopen(self, peer: int, opened: OpenRun) -> None:
         """Handle the return of a program, with the meshes that it has started in earlier terms."""
         for number, *hosts in opened.meshes:
+            if self._state.kept_mesh(opened.run, number) is not None:
+                continue  # the head before has kept it, and the program has not been told
             self._apply(MeshRequested(opened.run, number, peer, tuple(hosts)))
         meshes = {number for number, *_ in opened.meshes}
         told, kept = self._told or [], []

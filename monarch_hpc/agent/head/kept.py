@@ -114,7 +114,12 @@ class KeptMeshes:
             return f"{request.name!r:.80} is no name of a kept mesh: 1 to 64 letters, digits, '.', '_' or '-' are"
         if self._state.shutting_down is not None:
             return "the allocation is being released"
-        if (known := self._state.kept.get(request.name)) is not None:
+        known = self._state.kept.get(request.name)
+        if known is not None and (known.run, known.number) == (request.run, request.mesh):
+            self._apply(KeptUsed(request.name, self._peers.add(link)))  # the head before could not answer
+            link.send(MeshKept(request.run, request.mesh, request.number))
+            return ""
+        if known is not None:
             return (
                 f"a kept mesh has the name {request.name} already, of run {known.run}: "
                 f"'monarch-hpc mesh stop {request.name}' ends it"
@@ -146,7 +151,7 @@ class KeptMeshes:
         for ready, ended in awaiting.reports.values():
             host = ready.proc.host
             if ended is None and host not in kept.mesh.hosts:
-                cause = f"host {self._state.roster.name(host)} is lost: {self._state.roster.absence(host)}"
+                cause = f"{self._state.roster.name(host)}: {self._state.roster.absence(host)}"
                 ended = ProcEnded(ready.proc, False, cause, [], DeathKind.UNKNOWN.value)
             link.send(ready)
             if ended is not None:

@@ -221,6 +221,26 @@ def test_agents_that_were_started_again_outlive_the_head_that_did_it(directory: 
 
 
 @SOON
+def test_a_kept_mesh_outlives_the_head_that_has_kept_it(directory: Path) -> None:
+    procs = monarch_hpc.hosts().slice(hosts=slice(1, 4)).spawn_procs(name="procs")
+    pids = procs.spawn("echo", Echo).pid.call().get(_PATIENCE_S).values()
+    procs.keep("lasting")
+    kill_agent(directory, 0)
+    wait_until("another head", lambda: term(directory), _PATIENCE_S, accept=lambda now: now == 2)
+    kept = monarch_hpc.kept("lasting")
+    assert kept["echo"].pid.call().get(_PATIENCE_S).values() == pids
+    status = query_status(directory, _PATIENCE_S)
+    assert status is not None
+    assert [(one["name"], one["alive"], one["programs"]) for one in status["kept"]] == [("lasting", 3, 1)]
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(ActorDied, match="SIGKILL"):
+        kept["echo"].slice(hosts=0).echo.call_one(1).get(_PATIENCE_S)
+    kept.stop().get(_PATIENCE_S)
+    with pytest.raises(ActorDied):
+        kept["echo"].slice(hosts=1).echo.call_one(1).get(_PATIENCE_S)
+
+
+@SOON
 def test_the_procs_of_a_program_that_died_with_the_head_are_ended(directory: Path) -> None:
     actor = spawn_on(1).spawn("echo", Echo)
     pid = actor.pid.call_one().get(_PATIENCE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monarch_hpc.agent.succession.reports import Reports
+from monarch_hpc.wire.control.kept import ProcsKept
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed
 from monarch_hpc.wire.control.runs import RunClosed
@@ -39,3 +40,16 @@ def test_the_end_of_an_earlier_life_is_not_told_after_the_next_one() -> None:
 
 def test_a_closed_run_is_forgotten() -> None:
     assert told(ready(0), ended(0), ready(0, "other"), RunClosed("run")) == [ready(0, "other")]
+
+
+def test_what_is_kept_is_told_first_and_outlives_its_run() -> None:
+    kept = ProcsKept("run", 1, "weights", 2, 2)
+    assert told(ready(0), ready(1), kept, ended(1), RunClosed("run")) == [kept, ready(0), ended(1)]
+    assert told(ready(0), kept, ended(0), ProcsStopped("run", 1, 2), RunClosed("run")) == []
+
+
+def test_the_head_knows_the_procs_before_it_is_told_that_they_are_kept() -> None:
+    reports, sent, kept = Reports(), list[Message](), ProcsKept("run", 1, "weights", 2, 2)
+    for message in (ready(0), ProcReady(ProcKey("run", 2, 0, 2), 5, "8", []), kept):
+        reports.pass_up(message, sent.append)
+    assert sent[2:] == [ready(0), kept]

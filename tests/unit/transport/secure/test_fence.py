@@ -38,3 +38,13 @@ def test_an_agent_serves_controllers_of_many_runs() -> None:
     fence = Fence(Role.AGENT)
     assert not fence.admit(peer(Role.CONTROLLER, 1, epoch=5))
     assert fence.objection(peer(Role.CONTROLLER, 2, epoch=3)) == ""
+
+
+def test_a_kept_proc_serves_the_controllers_of_many_runs() -> None:
+    fence = Fence(Role.PROC)
+    assert fence.admit(peer(Role.CONTROLLER, 4, epoch=5))
+    fence.accept_all_runs()
+    assert not fence.admit(peer(Role.CONTROLLER, 6, epoch=7))
+    assert fence.objection(peer(Role.CONTROLLER, 1, epoch=3)) == ""
+    fence.bar(1, "the connection ended")
+    assert fence.objection(peer(Role.CONTROLLER, 1, epoch=3)) == "it was declared lost: the connection ended"
