@@ -25,8 +25,7 @@ from monarch_hpc.mesh.actors import ActorMesh, check_actor
 from monarch_hpc.mesh.door import block, door_of
 from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.output.choice import LogChoice, both, check_choice, parse_level
-from monarch_hpc.mesh.tensor_procs import TensorProcs
-from monarch_hpc.mesh.view import ShownRows, hosts_of, text_table
+from monarch_hpc.mesh.view import ShownRows, TensorProcs, hosts_of, text_table
 from monarch_hpc.wire.frames import Buffer
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ INNER = {
         {"actors"},
         {"calls"},
         {"door", "launch", "value"},
-        {"bootstrap_command", "healing.revivals", "output", "plan", "tensor_procs", "view"},
+        {"bootstrap_command", "healing.revivals", "output", "plan", "view"},
     ),
     "attach": (
         {"job_end", "program_client"},

@@ -168,7 +168,7 @@ def test_nothing_else_names_a_module_above_it() -> None:
         ("wire.start", "monarch_hpc.mesh.process:main"),
         ("attach", "monarch_hpc.mesh.current"),
         ("actor.context", "monarch_hpc.mesh.program.controller"),
-        ("mesh.tensor_procs", "monarch_hpc.tensor.active"),
+        ("mesh.view", "monarch_hpc.tensor.active"),
         ("mesh.calls.endpoint", "monarch_hpc.tensor.actor_calls"),
         ("job.telemetry", "monarch_hpc.cli"),
     }

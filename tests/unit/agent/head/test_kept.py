@@ -30,7 +30,9 @@ NAME = "weights"
 
 
 def ready(rank: int, host: int | None = None) -> ProcReady:
-    return ProcReady(ProcKey("1", 9, rank, rank if host is None else host), 70 + rank, str(12 + rank), ["tcp://10.1.0.1:9"])
+    return ProcReady(
+        ProcKey("1", 9, rank, rank if host is None else host), 70 + rank, str(12 + rank), ["tcp://10.1.0.1:9"]
+    )
 
 
 def ended(rank: int, cause: str = "killed by SIGKILL") -> ProcEnded:
