@@ -245,9 +245,10 @@ def _lost(view: _View) -> dict[str, str]:
 
 
 def _notes(view: _View) -> str:
-    """Name spare and lost hosts: a ticket needs the names."""
-    spares, lost = _spares(view), list(_lost(view))
-    told = [f"{what} {_named(names)}" for what, names in (("spare", spares), ("lost", lost)) if names]
+    """Name spare and lost hosts, for a ticket needs the names; and the meshes that are kept for later runs."""
+    kept = [str(mesh["name"]) for mesh in _items(view, "kept")]
+    known = (("spare", _spares(view)), ("lost", list(_lost(view))), ("keeps", kept))
+    told = [f"{what} {_named(names)}" for what, names in known if names]
     return f" ({', '.join(told)})" if told else ""
 
 
@@ -293,7 +294,7 @@ def _age(age_s: object) -> str:
     return format_duration(age_s) if isinstance(age_s, int | float) else ""
 
 
-def _items(view: _View, key: Literal["hosts", "runs"]) -> Sequence[Mapping[str, object]]:
+def _items(view: _View, key: Literal["hosts", "kept", "runs"]) -> Sequence[Mapping[str, object]]:
     return view.head[key] if view.head is not None else []
 
 
@@ -321,6 +322,7 @@ def _document(view: _View) -> dict[str, object]:
         "link": view.head["link"] if view.head is not None else "",
         "link_why": view.head["link_why"] if view.head is not None else "",
         "runs": [dict(run) for run in _items(view, "runs")],
+        "kept": [dict(mesh) for mesh in _items(view, "kept")],
         "idle_left_s": view.head["idle_left_s"] if view.head is not None and view.head["idle_left_s"] >= 0 else None,
         "ended": None
         if ended is None

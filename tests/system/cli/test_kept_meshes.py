@@ -100,6 +100,7 @@ def stop(home: Path, name: str, pids: list[int]) -> None:
 def test_the_actors_of_one_run_serve_the_next_ones(home: Path) -> None:
     pids = keep(home, "first", more="procs.spawn('other', Weights, 1)\nchild = weights.leave_child.call().get()\n")
     assert runs(home) == {}, "the run is over"
+    assert "(keeps first)" in call(home, "status")[1]
     (mesh,) = listed(home)
     assert {key: mesh[key] for key in ("name", "procs", "alive", "programs")} == {
         "name": "first",
