@@ -124,6 +124,7 @@ class ProcsConfig:
     actor_threads: int
     heal_s: float
     kept_bytes: int
+    poison_lives: int
 
 
 @dataclass(frozen=True)

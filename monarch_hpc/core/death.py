@@ -69,6 +69,7 @@ class Death:
         last_lines: what the process wrote last.
         expected: whether it was asked to end, by whomever and for whatever reason.
         host_lost: whether its host is gone.
+        running: the calls that it was handling, as far as they have callers that wait: incarnation and number of each.
     """
 
     kind: DeathKind
@@ -78,6 +79,7 @@ class Death:
     last_lines: tuple[str, ...] = ()
     expected: bool = False
     host_lost: bool = False
+    running: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of_exit(cls, how: Exit) -> Death:

@@ -23,6 +23,7 @@ __all__ = [
     "pack_result",
     "pack_spawn",
     "region_of",
+    "split_call",
     "unpack_call",
     "unpack_head",
     "unpack_spawn",
@@ -133,6 +134,13 @@ def pack_result(value: object) -> tuple[bytes, list[Buffer]]:
 
 def _by_name(args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
     return {**{f"argument {index}": value for index, value in enumerate(args)}, **kwargs}
+
+
+def split_call(body: bytes) -> tuple[bytes, memoryview]:
+    """The head of a call's body, for `unpack_head`, and its packed arguments."""
+    _, size = _CALL.unpack_from(body)
+    end = _CALL.size + size
+    return body[_CALL.size : end], memoryview(body)[end:]
 
 
 def head_of(frame: Frame) -> bytes:

@@ -301,6 +301,7 @@ class ProcTable:
         proc.output.finish()
         self._refusals.ended(proc)
         self._scribe.remove(_place(proc), cause, failed=not proc.stop_requested)
+        running = [] if proc.stop_requested else self._records.running(proc)
         self._records.ended(proc, cause)
         lines = last_lines or proc.output.last_lines
         if proc.state is ProcState.STARTING:
@@ -314,7 +315,7 @@ class ProcTable:
                 gpus = ", ".join(proc.own_gpus)
                 kind, cause = DeathKind.GPU, f"{cause}; GPU {gpus} failed, and is not given out again: {error}"
                 succeeded = False
-            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines, kind.value, succeeded))
+            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines, kind.value, succeeded, running))
         self._on_ended()
 
     def _on_exit(self, proc: Proc, how: Exit) -> None:

@@ -23,6 +23,9 @@ from monarch_hpc.wire.tables.procs import ProcRow
 
 __all__ = ["HostRecords"]
 
+_MAX_RUNNING = 64
+"""Calls of a proc that the report of its death names; a program looks for those that were alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class _EndedProc:
@@ -62,6 +65,13 @@ class HostRecords:
         self._ended_procs.append(_EndedProc(proc, cause))
         if len(self._ended_procs) > self._keep_dead:
             _close(self._ended_procs.popleft().proc)
+
+    def running(self, proc: Proc) -> list[list[str]]:
+        """The calls that a proc is handling, or was when it ended: incarnation of the caller, and its number."""
+        if proc.record_fd < 0:
+            return []
+        calls = read_scene(memory_of(proc.record_fd)).running[:_MAX_RUNNING]
+        return [[call.caller, str(call.call)] for call in calls]
 
     def calls(self, procs: Iterable[Proc]) -> Iterator[ProcCalls]:
         """The calls of *procs*, and of the dead procs whose records are kept."""

@@ -22,6 +22,7 @@
     |-- ActorError             what an endpoint raised: the actor lives
     |   |-- ActorFailed        describes or wraps an exception of which no `ActorError` could be made
     |   |-- MeshError          endpoints raised on ranks of one call; also a CallFailed
+    |   |-- PoisonMessage      the message has killed several lives of a proc, and is put aside
     |   |-- ScriptFailed       a script on a mesh exited with a status other than 0
     |   `-- BootstrapFailed    the bootstrap function of procs raised; also a SpawnError
     |-- SupervisionError       a death: the actor is gone; also a RuntimeError
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         CallTimeout,
         DeliveryUnknown,
         HostLost,
+        PoisonMessage,
         PortClosed,
         ProcDied,
         ScriptFailed,
@@ -122,6 +124,7 @@ __all__ = [
     "MeshError",
     "MonarchError",
     "PeerLost",
+    "PoisonMessage",
     "PortClosed",
     "ProcDied",
     "QueryError",
@@ -167,6 +170,7 @@ _HOMES = {
     "MeshError": "core.errors.call",
     "MonarchError": "core.errors.root",
     "PeerLost": "core.errors.transport",
+    "PoisonMessage": "core.errors.actor",
     "PortClosed": "core.errors.actor",
     "ProcDied": "core.errors.actor",
     "QueryError": "core.errors.root",

@@ -19,6 +19,7 @@ __all__ = [
     "CallTimeout",
     "DeliveryUnknown",
     "HostLost",
+    "PoisonMessage",
     "PortClosed",
     "ProcDied",
     "ScriptFailed",
@@ -200,6 +201,26 @@ class ScriptFailed(ActorError):
 
     def __str__(self) -> str:
         return f"{self.where} failed: {self.cause}"
+
+
+class PoisonMessage(ActorError):
+    """A call was not sent: the same message has killed one life of the proc after the other. The actor lives.
+
+    Args:
+        where: actor, endpoint, rank and host.
+        num_lives: how many lives it has killed.
+    """
+
+    def __init__(self, where: str, num_lives: int) -> None:
+        super().__init__(where, num_lives)
+        self.where = where
+        self.num_lives = num_lives
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where}: the same message was the only one under way when {self.num_lives} lives of a proc died in "
+            "a row, and is put aside: change it, or call heal() to send it again (config key 'procs.poison_lives')"
+        )
 
 
 class SpawnError(MonarchError):

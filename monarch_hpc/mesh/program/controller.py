@@ -46,6 +46,7 @@ from monarch_hpc.mesh.program.kept.keep import keep_at_end
 from monarch_hpc.mesh.program.local_door import LocalDoor
 from monarch_hpc.mesh.program.procs.announcements import Announcements
 from monarch_hpc.mesh.program.procs.deaths import Deaths, ProgramCauses
+from monarch_hpc.mesh.program.procs.quarantine import Quarantine
 from monarch_hpc.mesh.program.registry import open_registry
 from monarch_hpc.mesh.program.requests import open_requests
 from monarch_hpc.supervision.liveness import Lease
@@ -292,6 +293,7 @@ class Controller(Runtime):
         self.engine.close()
         self.recorder.close()
         Takes.forget()
+        Quarantine.end()
         Runtime.current = None
 
     # ---- events ----

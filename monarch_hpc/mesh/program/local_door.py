@@ -17,6 +17,7 @@ from monarch_hpc.mesh.program.allocations.tenancies import ANEW, Tenancies
 from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
 from monarch_hpc.mesh.program.kept.keep import keep_procs
 from monarch_hpc.mesh.program.procs.deaths import Deaths
+from monarch_hpc.mesh.program.procs.quarantine import Quarantine
 from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["LocalDoor"]
@@ -65,7 +66,10 @@ class LocalDoor(ProgramDoor):
             else:
                 future.set_result(outcome)
 
-        return tenancy.fleet.start(plan, owner, done), future
+        number = tenancy.fleet.start(plan, owner, done)
+        if plan.restart is not None and tenancy.poison_lives:
+            Quarantine.of(self.runtime, tenancy.poison_lives).watch(number, plan.restart.window_s)
+        return number, future
 
     def request_stop(self, mesh: int, reason: str) -> Future[list[str]]:
         """End all procs of a mesh; the result names the hosts that did not report in time. Ends on the driver."""
@@ -83,6 +87,8 @@ class LocalDoor(ProgramDoor):
 
     def heal_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None, *, respawn: bool) -> Future[Healing]:
         """Bring dead procs of a mesh back, or only name them. The future ends on the driver."""
+        if respawn and Quarantine.current is not None:
+            Quarantine.current.forgive(mesh)
 
         def choose(_tenancy: Tenancy, procs: Mapping[int, ProcRef]) -> list[ProcRef]:
             return [procs[rank] for rank in ranks]

@@ -137,6 +137,7 @@ class ProcEnded(ProcReport):
         cause: why, in words.
         kind: a `core.death.DeathKind`.
         succeeded: whether it has ended by itself, with exit code 0.
+        running: the calls that it was handling: incarnation of the caller, hexadecimal, and the caller's number.
     """
 
     expected: bool
@@ -144,6 +145,7 @@ class ProcEnded(ProcReport):
     last_lines: list[str]
     kind: str = DeathKind.UNKNOWN.value
     succeeded: bool = False
+    running: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from monarch_hpc.mesh.program.allocations.own_tables import own_tables
 from monarch_hpc.mesh.program.allocations.retelling import Unsent, opening, retell
 from monarch_hpc.mesh.program.kept.requests import make_kept
 from monarch_hpc.mesh.program.procs.announcements import Announcements
-from monarch_hpc.mesh.program.procs.death_reports import DeathReports
+from monarch_hpc.mesh.program.procs.death_reports import DeathReports, calls_of
 from monarch_hpc.mesh.program.procs.deaths import Deaths
 from monarch_hpc.mesh.program.procs.fleet import Fleet
 from monarch_hpc.mesh.program.procs.replacing import make_revivals
@@ -119,7 +119,7 @@ class Tenancy:
         )
         self.fleet = Fleet(engine, self.run, config.procs, runtime.incarnations, self.send, numbers, self.revivals)
         self.kept = make_kept(engine, self.name, self.allocation, self.fleet, self.procs, self.send, self._on_ended)
-        self.heal_s = config.procs.heal_s
+        self.heal_s, self.poison_lives = config.procs.heal_s, config.procs.poison_lives
         self.logs = LogRequests(self.run, config.logs, engine, printer, self.send)
         self.head: FrameChannel | None = None
         self._runtime = runtime
@@ -354,7 +354,8 @@ class Tenancy:
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
         handled = again or self.fleet.ends_with_policy(proc.mesh)
         kind, last_lines = DeathKind.parse(ended.kind), tuple(ended.last_lines)
-        self._record_death(proc, Death(kind, cause, last_lines=last_lines, expected=ended.expected), handled=handled)
+        death = Death(kind, cause, "", proc.rank, last_lines, ended.expected, running=calls_of(ended))
+        self._record_death(proc, death, handled=handled)
 
     def _place(self, host: str) -> str:
         """A host in words; with the allocation if the program has several."""
@@ -390,11 +391,10 @@ class Tenancy:
         name = self._place(self.hosts[host].name)
         if host not in self.given_up and not told:
             self._printer.put(f"monarch-hpc: host {name} is lost: {cause}\n")
-        for key, proc in list(self.procs.items()):
-            if proc.host_rank == host:
-                del self.procs[key]
-                lost = Death(kind, f"host {name} is lost: {cause}", host_lost=True)
-                self.revivals.on_death(proc, lost.cause, final=True)
-                self._record_death(proc, lost)
+        for key, proc in [(key, proc) for key, proc in self.procs.items() if proc.host_rank == host]:
+            del self.procs[key]
+            lost = Death(kind, f"host {name} is lost: {cause}", host_lost=True)
+            self.revivals.on_death(proc, lost.cause, final=True)
+            self._record_death(proc, lost)
         self.fleet.on_host_lost(host, cause)
         self.logs.forget(host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,8 +13,10 @@ from monarch_hpc.core.death import Death
 from monarch_hpc.mesh.plan import MeshOwner
 from monarch_hpc.mesh.program.procs.deaths import Deaths
 from monarch_hpc.mesh.program.procs.fleet import Fleet
+from monarch_hpc.mesh.program.procs.quarantine import Quarantine
+from monarch_hpc.wire.control.procs import ProcEnded
 
-__all__ = ["DeathReports"]
+__all__ = ["DeathReports", "calls_of"]
 
 
 class DeathReports:
@@ -36,6 +39,8 @@ class DeathReports:
     def record(self, proc: ProcRef, death: Death, owner: MeshOwner | None) -> None:
         """Record the cause of a death; report it to *owner*, unless it was expected."""
         self._deaths.record(proc.incarnation, replace(death, host=proc.host, rank=proc.rank))
+        if Quarantine.current is not None and not death.expected:
+            Quarantine.current.on_death(proc, death.running)
         if owner is not None and not death.expected:
             self.tell_owner(owner, proc, death)
 
@@ -57,3 +62,10 @@ class DeathReports:
         name = self._fleet().name_of(proc.mesh) or "procs"
         where = f"proc {proc.rank} of {name} on {self._place(proc.host)}"
         return MeshFailure(name, proc.rank, where, death.cause, kind=death.kind)
+
+
+def calls_of(ended: ProcEnded) -> tuple[tuple[int, int], ...]:
+    """The calls that a proc was handling when it ended: incarnation of the caller, and its number."""
+    with contextlib.suppress(ValueError):  # an agent's words are checked here, where they become numbers
+        return tuple((int(caller or "0", 16), int(number)) for caller, number in ended.running)
+    return ()
