@@ -20,6 +20,7 @@ from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings
 from monarch_hpc.allocation.attempts import attempt_folder, attempt_identity
 from monarch_hpc.allocation.files import KEY_BYTES
 from monarch_hpc.core.errors import ConfigError, MonarchError
+from monarch_hpc.core.failpoints import FAILPOINTS_VARIABLE, arm
 from monarch_hpc.core.machine.interfaces import host_name, raise_file_limit
 from monarch_hpc.core.process.breakdown import break_down
 from monarch_hpc.core.process.dumps import forbid_core_dumps
@@ -94,6 +95,7 @@ def _serve(
     from monarch_hpc.agent.service import Service
     from monarch_hpc.allocation.settings import read_config
 
+    arm(environment.get(FAILPOINTS_VARIABLE, ""), options.rank)
     key = _read_key()  # it comes last: the configuration is there
     if not options.lifeline or options.lifeline_fd:
         _close_input()

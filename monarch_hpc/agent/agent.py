@@ -22,6 +22,7 @@ from monarch_hpc.agent.programs.table import Programs
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.death import Death
+from monarch_hpc.core.failpoints import failpoint
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.clock import ClockComparison
@@ -138,11 +139,15 @@ class Agent:
                 for rank in sorted(left):
                     self._send(SpawnFailed(ProcKey(message.run, message.mesh, rank, self._settings.rank), problem, []))
             case StopProcs():
+                self._stopping_meshes.add((message.run, message.mesh))
                 for proc in self._procs.of_mesh(message.run, message.mesh):
                     self._procs.kill(proc)
+                self._settle()
             case CloseRun():
+                self._closing_runs.setdefault(message.run, None)
                 for proc in self._ending_with(message.run):
                     self._procs.kill(proc)
+                self._settle()
             case SetLogs() | FlushLogs():
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
 
@@ -156,6 +161,7 @@ class Agent:
                     self._procs.stop(proc, message.grace_s)
                 self._settle()
             case CloseRun():
+                failpoint("agent.close")
                 self._closing_runs.setdefault(message.run, None)
                 for proc in self._ending_with(message.run):
                     self._procs.stop(proc, self._settings.procs.stop_s)
@@ -226,6 +232,7 @@ class Agent:
     def _spawn(self, order: SpawnProcs) -> None:
         if order.again and (order.run, order.mesh) in self._ordered:
             return
+        failpoint("agent.spawn")
         self._ordered[order.run, order.mesh] = True
         first = order.first_rank[order.hosts.index(self._settings.rank)]
         ranks = [(rank, rank - first) for rank in order.ranks_on(self._settings.rank)]
@@ -258,6 +265,7 @@ class Agent:
     # ---- ending ----
 
     def _keep(self, order: KeepProcs) -> None:
+        failpoint("agent.keep")
         self._kept.add((order.run, order.mesh))
         self._send(ProcsKept(order.run, order.mesh, order.name, order.num_ranks, self._settings.rank))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.failpoints import FAILPOINTS_VARIABLE
 from monarch_hpc.core.ids import SlurmIds
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "own_slurm_ids",
     "own_variables",
     "publish_allocations",
+    "read_failpoints",
     "read_program",
     "without_program",
 ]
@@ -59,6 +61,11 @@ class ProgramSettings:
     on_loss: str = ""
     takes: int = 0
     keeps: bool = False
+
+
+def read_failpoints() -> str:
+    """The places at which this process is to fail, see `core.failpoints`."""
+    return os.environ.get(FAILPOINTS_VARIABLE, "")
 
 
 def without_program(environ: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from monarch_hpc.agent.head.deadline import Later
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.state import HeadState, RunState
+from monarch_hpc.core.failpoints import failpoint
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady, StopProcs
@@ -179,6 +180,7 @@ class HeldRuns:
         """Send a program that takes a run over what agents have reported about its procs."""
         if not message.takes:
             return
+        failpoint("head.takeover")
         run = self._state.runs[message.run]
         for proc, (ready, ended) in self._reports.get(message.run, {}).items():
             mesh = run.meshes.get(proc.mesh)

@@ -12,6 +12,7 @@ from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.state import HeadState
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.death import DeathKind
+from monarch_hpc.core.failpoints import failpoint
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.wire.control.kept import (
     KeepMesh,
@@ -130,6 +131,8 @@ class KeptMeshes:
         self._apply(MeshWasKept(request.name, request.run, request.mesh, request.num_ranks))
         self._apply(KeptUsed(request.name, peer))
         self._awaiting[request.run, request.mesh] = _Awaiting(set(hosts), (link, request))
+        _log.info("run %s: mesh %d stays, as %s", request.run, request.mesh, request.name)
+        failpoint("head.keep")
         self._send(hosts, KeepProcs(request.run, request.mesh, request.name, request.num_ranks))
         return ""
 
@@ -212,6 +215,7 @@ class KeptMeshes:
             awaiting.hosts &= set() if kept is None else kept.mesh.hosts
             if keeper is not None and request is not None and not awaiting.hosts:
                 awaiting.keeper = None
+                failpoint("head.kept")
                 keeper.send(MeshKept(request.run, request.mesh, request.number))
                 early, self._early = self._early, []
                 for link, opening in early:

@@ -25,9 +25,10 @@ from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.attach.heir_search import seek_heir
 from monarch_hpc.config.load import load
-from monarch_hpc.config.program import read_program
+from monarch_hpc.config.program import read_failpoints, read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, ConfigError, EngineFailed, MonarchError, TransportError
+from monarch_hpc.core.failpoints import arm
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.process.signals import interrupt_kept
@@ -94,6 +95,7 @@ class Controller(Runtime):
                 if controller is None:
                     raise RuntimeError("this is a proc, not the program that started it")
                 return controller
+            arm(read_failpoints())
             Runtime.current = controller = cls(_own_config())
             open_registry(controller)
             open_requests(controller)

@@ -24,8 +24,10 @@ ENDING = "waiting for the run's procs to end\n"
 
 
 @contextlib.contextmanager
-def allocation(folder: Path) -> Iterator[Path]:
-    with open_local(2, load().config, folder / "allocation") as directory:
+def allocation(folder: Path, num_hosts: int = 2, **keys: object) -> Iterator[Path]:
+    """An allocation that is registered as ``dev``; *keys* are of its configuration, with ``__`` for dots."""
+    config = load({key.replace("__", "."): value for key, value in keys.items()}).config
+    with open_local(num_hosts, config, folder / "allocation") as directory:
         registry = Registry(folder / "state" / "monarch-hpc")
         record = AllocationRecord("ab" * 16, "dev", directory, "2", current_owner(), time.time())
         registry.create(record)

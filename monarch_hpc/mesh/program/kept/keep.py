@@ -10,6 +10,7 @@ from monarch_hpc.actor.kept.keeper import KEEPER, ask_proc, pack_request
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import AllocationError, MonarchError, ProcDied, TransportError
+from monarch_hpc.core.failpoints import failpoint
 from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.wire.frames import Frame, Kind
@@ -39,6 +40,7 @@ def keep_procs(runtime: Runtime, tenancy: Tenancy, mesh: int, name: str) -> None
     about = dumps((replace(plan, bootstrap=None), None))[0]
     if not _share(runtime, procs, about, tenancy.start_s):
         raise ProcDied(f"{plan.name or 'procs'}", "none of these procs lives")
+    failpoint("program.keep")
     future = tenancy.kept.keep(mesh, name, len(plan.hosts) * plan.per_host)
     if not runtime.engine.wait(future.done, tenancy.start_s):
         raise AllocationError(tenancy.name, f"its head has not answered within {tenancy.start_s:.0f} s")

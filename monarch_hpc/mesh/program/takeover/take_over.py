@@ -14,6 +14,7 @@ from monarch_hpc.config.program import read_program
 from monarch_hpc.core.arguments import check_text
 from monarch_hpc.core.death import EXIT_CODES, Death, DeathKind
 from monarch_hpc.core.errors import AllocationError, TransportError
+from monarch_hpc.core.failpoints import failpoint
 from monarch_hpc.core.ids import new_incarnation, number_in_program
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.plan import MeshOwner, ProcPlan
@@ -106,6 +107,7 @@ class _Adoption:
         by_mesh: dict[int, list[SurveyedProc]] = {}
         for finding in found:
             by_mesh.setdefault(finding.proc.mesh, []).append(finding)
+        failpoint("program.takeover")
         done = Flag(self._controller.engine)
         failures: list[BaseException] = []
 

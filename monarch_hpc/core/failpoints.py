@@ -1,0 +1,78 @@
+"""Named places in agents, heads and programs at which tests have the process fail: ``head.keep=kill``.
+
+A place costs one look at an empty dict where nothing is armed. `monarch_hpc.testing.faults` has the variable for tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import ConfigError
+
+__all__ = ["FAILPOINTS", "FAILPOINTS_VARIABLE", "arm", "failpoint"]
+
+FAILPOINTS_VARIABLE = "MONARCH_HPC_FAILPOINTS"
+
+FAILPOINTS: Mapping[str, str] = {
+    "agent.close": "an agent is told that a run is over, and has ended nothing yet",
+    "agent.keep": "an agent is told that a mesh is kept, and does not know it yet",
+    "agent.spawn": "an agent has an order to start procs, and has started none yet",
+    "head.keep": "a head has taken a mesh out of its run, and has told no agent",
+    "head.kept": "all agents know that a mesh is kept, and its program is not told",
+    "head.takeover": "a head has given a run to another program, and has not told it of the procs",
+    "program.keep": "the procs of a mesh serve all runs, and the head is not asked to keep them",
+    "program.takeover": "a program knows the procs of the run that it takes over, and has adopted none",
+}
+"""All names, and what is true there."""
+
+_ACTIONS = ("kill", "raise")
+_RULE = re.compile(r"(?P<name>[a-z.]+)(?:@(?P<host>\d+))?=(?P<action>[a-z]+)")
+
+
+@dataclass(slots=True, eq=False)
+class _Rule:
+    action: str
+    done: bool = False
+
+
+_armed: dict[str, _Rule] = {}
+
+
+def arm(text: str, host: int = -1) -> None:
+    """Have this process fail at the named places, at the first visit of each.
+
+    Args:
+        text: ``NAME=ACTION`` or ``NAME@HOST=ACTION``, several with commas. ``kill`` ends the process by SIGKILL,
+            ``raise`` raises `RuntimeError` there.
+        host: rank of this process's host; rules for other hosts do not apply.
+
+    Raises:
+        ConfigError: no such place, or no such action.
+    """
+    _armed.clear()
+    for part in filter(None, text.split(",")):
+        rule = _RULE.fullmatch(part)
+        if rule is None or rule["name"] not in FAILPOINTS or rule["action"] not in _ACTIONS:
+            problem = f"give NAME[@HOST]=ACTION, with {', '.join(_ACTIONS)} and one of {', '.join(FAILPOINTS)}"
+            raise ConfigError("", part, f"${FAILPOINTS_VARIABLE}", f"{part!r:.80}: {problem}")
+        if rule["host"] is None or int(rule["host"]) == host:
+            _armed[rule["name"]] = _Rule(rule["action"])
+
+
+def failpoint(name: str) -> None:
+    """Fail here, if this place is armed and was not visited before.
+
+    Raises:
+        RuntimeError: it is armed so.
+    """
+    rule = _armed.get(name)
+    if rule is None or rule.done:
+        return
+    rule.done = True
+    if rule.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise RuntimeError(f"failpoint {name}: {FAILPOINTS[name]}")
