@@ -7,7 +7,7 @@ from functools import partial
 
 from monarch_hpc.agent.agent import Agent
 from monarch_hpc.agent.agent_args import AgentArgs
-from monarch_hpc.agent.head.events import Event
+from monarch_hpc.agent.head.events import Event, HostGone, KeptEnded, MeshLeftHost
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.idle import watch_idle
 from monarch_hpc.agent.head.link import LocalLink
@@ -64,6 +64,8 @@ class HeadOffice:
         self._complete = complete
         self.is_heir = term > 1
         self._retention = Retention(args.directory, config.logs.keep_runs)
+        self._journal = journal
+        self._writing: set[str] = set()  # runs that are over, and whose kept procs still write
         slurm = SlurmQuery(engine, args.slurm_job_id, args.environment)
         self.head = Head(
             args.num_hosts,
@@ -75,7 +77,7 @@ class HeadOffice:
             agent.open_observer,
             config.telemetry.max_answer_bytes,
             config.slurm.notice_s,
-            journal,
+            self._on_event,
             slurm.ask,
             rank=args.rank,
             term=term,
@@ -111,7 +113,20 @@ class HeadOffice:
     def note(self, message: Message) -> None:
         """Note the end of a run; other messages are ignored."""
         if isinstance(message, RunClosed):
-            self._retention.ended(message.run)
+            self._writing.add(message.run)
+            self._end_runs()
+
+    def _on_event(self, event: Event) -> None:
+        self._journal(event)
+        if isinstance(event, MeshLeftHost | HostGone | KeptEnded):
+            self._end_runs()
+
+    def _end_runs(self) -> None:
+        """Count the runs as ended that have no procs any more: the files of kept ones are in use."""
+        kept = {mesh.run for mesh in self.head.state.kept.values()}
+        for run in self._writing - kept:
+            self._writing.discard(run)
+            self._retention.ended(run)
 
     def end(self, node: Node, ended: Callable[[], None]) -> None:
         """Close all channels of *node*; call *ended*, at least once, when they are closed, or after `FLUSH_S`."""

@@ -92,7 +92,7 @@ def test_an_agent_that_fails_on_an_order_says_so_and_works_on(home: Path) -> Non
 
 def test_a_program_that_dies_before_the_head_is_asked_keeps_nothing(home: Path) -> None:
     text = script(home, KEPT.replace("procs.keep", "print(*pids, flush=True)\nprocs.keep"))
-    program = start(home, "run", "-a", "dev", text, **{FAILPOINTS_VARIABLE: "program.keep=kill"})
+    program = start(home, "run", "-a", "dev", text, MONARCH_HPC_FAILPOINTS="program.keep=kill")
     pids = [int(pid) for pid in line(program).split()]
     assert finish(program)[0] == 128 + signal.SIGKILL
     wait_until("the end of the procs", lambda: [pid for pid in pids if alive(pid)], accept=lambda left: not left)
@@ -109,7 +109,7 @@ def test_a_successor_that_dies_before_it_has_adopted_the_procs_leaves_them_to_th
     finish(first)
     takes = "import monarch_hpc\nprint(monarch_hpc.takeover().meshes['weights'].add.call(1).get().values())\n"
     words = ("attach", run, "-a", "dev", "--takeover", "--on-loss", "hold", "--", script(home, takes))
-    dying = start(home, *words, **{FAILPOINTS_VARIABLE: "program.takeover=kill"})
+    dying = start(home, *words, MONARCH_HPC_FAILPOINTS="program.takeover=kill")
     assert finish(dying)[0] == 128 + signal.SIGKILL
     code, out, err = call(home, *words)
     assert (code, out) == (0, "[8, 8, 8, 8]\n"), err

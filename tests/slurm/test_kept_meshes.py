@@ -65,6 +65,7 @@ def test_the_next_run_finds_the_same_actors_after_the_login_host_was_lost(held: 
     (mesh,) = json.loads(held.run("mesh", "list", "--json").stdout)["meshes"]
     assert (mesh["name"], mesh["procs"], mesh["alive"], len(mesh["hosts"])) == ("weights", 4, 4, 4)
     wait_until("the end of the runs", lambda: held.status("dev")[0]["runs"], 120.0, accept=lambda runs: runs == [])
+    assert "(keeps weights)" in held.run("status", "dev").stdout
     done = held.run("mesh", "stop", "weights")
     assert done.returncode == 0, done.stderr
 

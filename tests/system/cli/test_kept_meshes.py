@@ -13,7 +13,7 @@ import pytest
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.support.agent_client import alive
-from tests.system.support.first_host import call, finish, line, runs, script, start
+from tests.system.support.first_host import allocation, call, finish, line, runs, script, start
 from tests.system.support.takeovers import kill_program
 
 PER_HOST = 9
@@ -41,6 +41,10 @@ class Weights(monarch_hpc.Actor):
         while not os.path.exists(path):
             time.sleep(0.01)
         return self.value
+
+    @monarch_hpc.endpoint
+    def say(self, words):
+        print(words, flush=True)
 
     @monarch_hpc.endpoint
     def leave_child(self):
@@ -100,7 +104,6 @@ def stop(home: Path, name: str, pids: list[int]) -> None:
 def test_the_actors_of_one_run_serve_the_next_ones(home: Path) -> None:
     pids = keep(home, "first", more="procs.spawn('other', Weights, 1)\nchild = weights.leave_child.call().get()\n")
     assert runs(home) == {}, "the run is over"
-    assert "(keeps first)" in call(home, "status")[1]
     (mesh,) = listed(home)
     assert {key: mesh[key] for key in ("name", "procs", "alive", "programs")} == {
         "name": "first",
@@ -295,3 +298,19 @@ print(set(more.add.call(1).get().values()))
         "['more', 'weights'] {3}\n"
     )
     stop(home, "many", pids)
+
+
+def test_the_output_of_kept_procs_stays_while_they_live(tmp_path: Path) -> None:
+    (tmp_path / "weights.py").write_text(WORKER)
+    with allocation(tmp_path, logs__keep_runs=1):
+        pids = keep(tmp_path, "writing")
+        (mesh,) = listed(tmp_path)
+        for _ in range(3):
+            assert (
+                call(tmp_path, "run", "-a", "dev", script(tmp_path, "import monarch_hpc\nmonarch_hpc.hosts()\n"))[0]
+                == 0
+            )
+        use(tmp_path, "writing", "weights.say.call('still here').get()\n")
+        code, out, err = call(tmp_path, "logs", "dev", "--run", str(mesh["run"]))
+        assert code == 0 and out.count("still here") == 2, (out, err)
+        stop(tmp_path, "writing", pids)

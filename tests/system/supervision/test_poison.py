@@ -66,19 +66,16 @@ def procs(hosts: HostMesh, faults: list[MeshFailure]) -> Iterator[ProcMesh]:
 def kill(eaters: ActorMesh[Eater], what: str = "poison", lives: int = 1) -> None:
     """Feed it to all until that has killed so many lives of each."""
     for _ in range(lives):
-        before = [proc.restarts for proc in procs_of(eaters)]
+        next_lives = [life + 1 for life in lives_of(eaters)]
         with pytest.raises(ActorDied, match="SIGKILL"):
             eaters.eat.call(what).get(_PATIENCE_S)
-        wait_until("the next life", lambda before=before: all(map(_later, procs_of(eaters), before)), _PATIENCE_S)  # type: ignore[misc]
+        wait_until("the next lives", lambda: lives_of(eaters), _PATIENCE_S, accept=next_lives.__eq__)
 
 
-def procs_of(eaters: ActorMesh[Eater]) -> list[object]:
-    callee = eaters._callee
-    return [callee.procs[rank] for rank in eaters._region.base_ranks()]
-
-
-def _later(proc: object, restarts: int) -> bool:
-    return bool(proc.restarts > restarts)
+def lives_of(eaters: ActorMesh[Eater]) -> list[int]:
+    """The number of earlier lives of each proc."""
+    procs = eaters._callee.procs
+    return [procs[rank].restarts for rank in eaters._region.base_ranks()]
 
 
 def test_three_lives_are_killed_and_the_fourth_is_spared(procs: ProcMesh) -> None:
