@@ -1,4 +1,4 @@
-"""Which messages are put aside because they kill one life of a proc after the other."""
+"""Messages that kill one life of a proc after the other, and what acquits them."""
 
 from __future__ import annotations
 

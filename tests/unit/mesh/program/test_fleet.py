@@ -39,6 +39,7 @@ CONFIG = ProcsConfig(
     actor_threads=32,
     heal_s=300.0,
     kept_bytes=0,
+    poison_lives=3,
 )
 PLAN = ProcPlan(hosts=(0, 2), per_host=2, name="staff", environment={"A": "1"}, preload=("numpy", "torch"), mpi=True)
 OWNER = MeshOwner(proc=77, actor=5)
