@@ -31,7 +31,7 @@ def test_what_is_ours_and_what_is_the_programs(
 ) -> None:
     params = command.make_context("run", list(words)).params
     ours = {"needs": None, "place": None, "detach": False, "on_interrupt": None, "on_loss": None}
-    ours |= {"timeout": None, "as_json": False}
+    ours |= {"timeout": None, "as_json": False, "keep": False}
     assert params == {"plain": plain, "program": program, "name": name, "num_local": num_local, **ours}
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 import pytest
 
 from monarch_hpc.core import failpoints
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.failpoints import FAILPOINTS, arm, failpoint
-from tests.guards.tree import modules
+from monarch_hpc.core.failpoints import arm, failpoint
 
 
 @pytest.fixture(autouse=True)
@@ -37,14 +35,3 @@ def test_anything_else_is_refused_with_all_names(text: str) -> None:
     with pytest.raises(ConfigError, match=r"head\.takeover") as caught:
         arm(text)
     assert text in str(caught.value) and failpoints.FAILPOINTS_VARIABLE in str(caught.value)
-
-
-def test_each_name_is_one_place() -> None:
-    found = [
-        node.args[0].value
-        for module in modules()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "failpoint"
-        if isinstance(node.args[0], ast.Constant)
-    ]
-    assert sorted(map(str, found)) == sorted(FAILPOINTS)
