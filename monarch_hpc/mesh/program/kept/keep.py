@@ -78,11 +78,14 @@ def keep_at_end(runtime: Runtime, tenancy: Tenancy) -> list[str]:
     """Keep the program's meshes that have names, as it ends; return why some could not be kept."""
     problems = []
     for mesh, _hosts in tenancy.fleet.meshes():
-        plan, owner = tenancy.fleet.request_of(mesh)
+        try:
+            plan, owner = tenancy.fleet.request_of(mesh)
+        except KeyError:
+            continue  # it has just ended
         if owner is not None or not plan.name:
             continue
         try:
             keep_procs(runtime, tenancy, mesh, plan.name)
-        except (MonarchError, ValueError) as error:
+        except (MonarchError, RuntimeError, ValueError) as error:
             problems.append(f"{plan.name} is not kept: {error}")
     return problems
