@@ -27,7 +27,7 @@ from monarch_hpc.telemetry.kept.parts import KEPT
 from monarch_hpc.telemetry.sql.engine import ERROR, UNREADABLE, EngineRows, write_message
 from monarch_hpc.wire.control.questions import Rows
 from monarch_hpc.wire.tables.overview import OVERVIEW
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, HostQuestion, Piece, parse_part
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, HostQuestion, QueryPiece, parse_part
 
 __all__ = ["Collected", "QueryResult", "SqlEngine", "collect", "having_kept", "open_engine", "query_allocations"]
 
@@ -185,7 +185,7 @@ def collect(
 
 
 def _ask_hosts(
-    directory: Path, pieces: Sequence[Piece], timeout_s: float, least_s: float, found: Collected, rule: str
+    directory: Path, pieces: Sequence[QueryPiece], timeout_s: float, least_s: float, found: Collected, rule: str
 ) -> bool:
     """Ask the hosts of an allocation; False if groups that are taken for those of one host are on several."""
     asked = HostQuestion(list(pieces), least_s).render()
@@ -247,10 +247,10 @@ class SqlEngine:
         self.plan: str = taken["plan"]
         self._plans = {pulled: taken["pulled" if pulled else "split"] for pulled in (False, True)}
 
-    def pieces(self, *, pulled: bool = False) -> tuple[str, list[Piece]]:
+    def pieces(self, *, pulled: bool = False) -> tuple[str, list[QueryPiece]]:
         """The rule by which the question is split, and what each host answers; or *pulled*, what it sends otherwise."""
         plan = self._plans[pulled]
-        return plan["rule"], [Piece(**piece) for piece in plan["pieces"]]
+        return plan["rule"], [QueryPiece(**piece) for piece in plan["pieces"]]
 
     def run(
         self, collected: Collected, timeout_s: float, kept: Iterable[Path] = (), since_s: float | None = None

@@ -26,7 +26,7 @@ from monarch_hpc.mesh.actors import ActorMesh, check_actor
 from monarch_hpc.mesh.door import block, door_of
 from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.output.choice import LogChoice, both, check_choice, parse_level
-from monarch_hpc.mesh.output.watch import Watch, watch
+from monarch_hpc.mesh.output.watch import ProcWatch, watch
 from monarch_hpc.mesh.view import ShownRows, TensorProcs, hosts_of
 from monarch_hpc.wire.frames import Buffer
 
@@ -193,8 +193,8 @@ class ProcMesh(TensorProcs):
             rows.append((rank, *self.extent.point(rank).values(), proc.host, proc.pid))
         return text_table(rows)
 
-    def watch(self, interval_s: float = 1.0) -> Watch:
-        """Show what each proc runs, in a notebook's cell or on stderr, and keep that up to date until `Watch.stop`."""
+    def watch(self, interval_s: float = 1.0) -> ProcWatch:
+        """Show what each proc runs, in a notebook's cell or on stderr, up to date until `ProcWatch.stop`."""
         place = door_of(self._runtime).place(self.procs[0].allocation)
         return watch(*place, self._number, self._shown, self._region, check_seconds("interval_s", interval_s))
 

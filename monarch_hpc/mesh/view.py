@@ -174,11 +174,3 @@ def hosts_of(procs: Mapping[int, Any]) -> ShownRows:
     """The column of hosts of procs that may be starting: `mesh.launch.Launch` knows their hosts without waiting."""
     host = getattr(procs, "host", None) or (lambda base_rank: procs[base_rank].host)
     return ["host"], lambda base_rank: [host(base_rank)]
-
-
-def text_table(rows: Sequence[Sequence[object]]) -> str:
-    """Return *rows*, the first of them the titles, as lines of columns."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
-    return "\n".join(line.rstrip() for line in lines)

@@ -61,6 +61,7 @@ def test_no_import_brings_a_heavy_package() -> None:
     late |= {"monarch_hpc.rdma.trees.arrays", "monarch_hpc.rdma.trees.tensors"}
     # Loaded in processes of their own.
     late |= {f"monarch_hpc.telemetry.kept.{name}" for name in ("arrow", "columns", "compact", "reading")}
+    late |= {f"monarch_hpc.telemetry.sql.{name}" for name in ("context", "live", "results")}
     # Submitit's plugins, and the programs that they start; and mesh tensors.
     late |= {name for name in (module.name for module in modules()) if name.startswith(_LATE_PACKAGES)}
     lines = [f"import {module.name}" for module in modules() if module.name not in late]

@@ -40,7 +40,7 @@ INNER = {
         {"execution", "local_future", "messages"},
         {"endpoint_wrappers"},
         {"config", "context", "endpoint", "fault", "future"},
-        {"instance", "running_loop", "states"},
+        {"device_values", "instance", "running_loop", "states"},
     ),
     "agent": (
         {"__main__"},

@@ -29,7 +29,7 @@ LAYERS = (
 
 # Third-party packages, with the only modules that may import them.
 DOORS = {
-    "IPython": {"mesh.calls.progress"},
+    "IPython": {"mesh.calls.progress", "mesh.output.watch"},
     "click": {"cli"},
     "cloudpickle": {"wire.serializer"},
     "cryptography": {"transport.secure.noise", "transport.tcp.channel"},

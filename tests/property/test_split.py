@@ -15,8 +15,8 @@ pytest.importorskip("sqlglot")
 pa = pytest.importorskip("pyarrow")
 
 from monarch_hpc.telemetry.kept.arrow import schema_of  # noqa: E402
-from monarch_hpc.telemetry.sql.context import Rows, combine, finish, make_plan, results_of  # noqa: E402
-from monarch_hpc.telemetry.sql.plan import Plan  # noqa: E402
+from monarch_hpc.telemetry.sql.context import RowSet, combine, finish, make_plan, results_of  # noqa: E402
+from monarch_hpc.telemetry.sql.plan import QueryPlan  # noqa: E402
 from monarch_hpc.telemetry.sql.results import pack, unpack  # noqa: E402
 from monarch_hpc.wire.tables.pieces import SQL_TABLES  # noqa: E402
 
@@ -34,7 +34,7 @@ def started() -> None:
 
 
 def make_rows(chance: random.Random, host: int, num: int) -> Any:
-    """Rows of the table `handled` of one host; with NULLs, which no process writes, but a later column may have."""
+    """RowSet of the table `handled` of one host; with NULLs, which no process writes, but a later column may have."""
     values: dict[str, list[object]] = {}
     for one in schema_of(SQL_TABLES["handled"]):
         if one.name == "host":
@@ -127,7 +127,7 @@ def make_query(chance: random.Random) -> tuple[str, int | None, int]:
     return sql, None, -1
 
 
-def merge_tree(plan: Plan, shards: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def merge_tree(plan: QueryPlan, shards: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Combine the results of shards as the nodes of a tree do; return those of each piece."""
     level = [[*unpack(pack(results))] for results in shards]
     while len(level) > FANOUT:
@@ -162,15 +162,15 @@ def test_split_questions_have_the_rows_of_one_host() -> None:
             raise
         rules[plan.rule] = rules.get(plan.rule, 0) + 1
         everything = {"handled": pa.concat_tables(tables)}
-        expected = finish(Plan("pull", [], sql), [], Rows(everything), [])
+        expected = finish(QueryPlan("pull", [], sql), [], RowSet(everything), [])
         for one in {plan.rule: plan, "pull": pulled}.values():
-            shards = [results_of(one.pieces, Rows({"handled": table}), []) for table in tables]
-            answer = finish(one, merge_tree(one, shards), Rows(), [])
+            shards = [results_of(one.pieces, RowSet({"handled": table}), []) for table in tables]
+            answer = finish(one, merge_tree(one, shards), RowSet(), [])
             assert answer.column_names == expected.column_names, sql
             compare(rows_of(answer), rows_of(expected), num_sorted, limit, (sql, one))
             if limit >= 0 and num_sorted is not None:
                 whole, _, _ = sql.partition(" LIMIT ")
-                every = {*rows_of(finish(Plan("pull", [], whole), [], Rows(everything), []))}
+                every = {*rows_of(finish(QueryPlan("pull", [], whole), [], RowSet(everything), []))}
                 assert every.issuperset(rows_of(answer)), (sql, one)
     assert min(rules.get(rule, 0) for rule in ("partial", "home", "rows", "pull")) >= NUM_QUERIES // 40, rules
 

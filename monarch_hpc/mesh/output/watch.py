@@ -15,7 +15,7 @@ from monarch_hpc.core.text.html import SHOWN_ROWS, html_table
 from monarch_hpc.mesh.output.cells import running_shell
 from monarch_hpc.wire.tables.calls import CALLS, ProcCalls
 
-__all__ = ["Watch", "rows_of", "watch"]
+__all__ = ["ProcWatch", "rows_of", "watch"]
 
 _HEAD = ("host", "pid", "state", "runs", "waits for")
 
@@ -57,7 +57,7 @@ def _some(texts: Sequence[str]) -> str:
     return ", ".join([*texts[:_MAX_CALLS], *more])
 
 
-class Drawing(Protocol):
+class TableDrawing(Protocol):
     """Where the table is shown."""
 
     def draw(self, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -65,7 +65,7 @@ class Drawing(Protocol):
         ...
 
 
-class Watch:
+class ProcWatch:
     """A table of procs that a thread keeps up to date, until `stop` or the end of the block.
 
     Args:
@@ -73,7 +73,11 @@ class Watch:
     """
 
     def __init__(
-        self, read: Callable[[], tuple[str, list[list[str]]]], head: Sequence[str], drawing: Drawing, interval_s: float
+        self,
+        read: Callable[[], tuple[str, list[list[str]]]],
+        head: Sequence[str],
+        drawing: TableDrawing,
+        interval_s: float,
     ) -> None:
         self._read = read
         self._head = head
@@ -135,7 +139,7 @@ class _Cell:
         self._handle.update(self._markup(html_table(caption, head, rows, len(rows))))
 
 
-def watch(directory: Path, run: str, mesh: int, title: str, region: Region, every_s: float) -> Watch:
+def watch(directory: Path, run: str, mesh: int, title: str, region: Region, every_s: float) -> ProcWatch:
     """Show procs of a mesh, in the output of a notebook's cell or on stderr, and keep that up to date.
 
     Args:
@@ -152,9 +156,9 @@ def watch(directory: Path, run: str, mesh: int, title: str, region: Region, ever
         missing = f", without {', '.join(answer.missing)}" if answer.missing else ""
         return f"{title}{missing}", rows_of(answer.rows, ranks)
 
-    drawing: Drawing = _Terminal(sys.stderr)
+    drawing: TableDrawing = _Terminal(sys.stderr)
     if running_shell() is not None:
         from IPython.display import HTML, display
 
         drawing = _Cell(display, HTML)
-    return Watch(read, [*extent, *_HEAD], drawing, every_s)
+    return ProcWatch(read, [*extent, *_HEAD], drawing, every_s)

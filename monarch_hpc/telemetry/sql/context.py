@@ -15,13 +15,13 @@ from datafusion.unparser import Dialect, Unparser
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.kept.arrow import least_time, schema_of, table_of_rows
 from monarch_hpc.telemetry.kept.reading import find_kept
-from monarch_hpc.telemetry.sql.plan import PARTIAL, Plan
+from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan
 from monarch_hpc.telemetry.sql.pull import pull
 from monarch_hpc.telemetry.sql.split import split
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, Piece
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, QueryPiece
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["KeptRows", "Rows", "combine", "finish", "make_plan", "results_of", "tables_of"]
+__all__ = ["KeptRows", "RowSet", "combine", "finish", "make_plan", "results_of", "tables_of"]
 
 _QUERY_BYTES = 1 << 30
 """Limit on the memory that the engine gives to sorts and groups; it does not use the disk."""
@@ -33,7 +33,7 @@ _KEYS = ("run", "mesh", "rank", "pid", "record")
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """Rows in the files of an allocation.
+    """RowSet in the files of an allocation.
 
     Args:
         directory: the allocation's.
@@ -61,7 +61,7 @@ class KeptRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowSet:
     """The rows that texts are about.
 
     Args:
@@ -91,7 +91,7 @@ def _register(context: Any, name: str, rows: Any) -> None:
     context.register_record_batches(name, [batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)]])
 
 
-def _context_of(rows: Rows, names: Collection[str], unreadable: list[str], pulled: Collection[str] = ()) -> Any:
+def _context_of(rows: RowSet, names: Collection[str], unreadable: list[str], pulled: Collection[str] = ()) -> Any:
     """A context with some tables; those that were *pulled* have their kept rows already."""
     context = _open_context()
     kept = _read_kept(context, rows, [name for name in names if name not in pulled], unreadable) if rows.kept else {}
@@ -107,7 +107,7 @@ def _context_of(rows: Rows, names: Collection[str], unreadable: list[str], pulle
     return context
 
 
-def _read_kept(context: Any, rows: Rows, names: Collection[str], unreadable: list[str]) -> dict[str, list[Any]]:
+def _read_kept(context: Any, rows: RowSet, names: Collection[str], unreadable: list[str]) -> dict[str, list[Any]]:
     """The kept rows of some tables, each as frames of the engine."""
     found: dict[str, list[Any]] = {name: [] for name in names}
     for some in rows.kept:
@@ -148,12 +148,12 @@ def tables_of(sql: str) -> list[str]:
     return [name for name in SQL_TABLES if name in words]
 
 
-def make_plan(sql: str) -> tuple[Plan, Plan, str]:
+def make_plan(sql: str) -> tuple[QueryPlan, QueryPlan, str]:
     """Return how a question is split, how its tables are pulled, and the engine's plan as text.
 
     Any exception says that the question is wrong.
     """
-    frame = _sql(_context_of(Rows(), SQL_TABLES.keys(), []), sql)
+    frame = _sql(_context_of(RowSet(), SQL_TABLES.keys(), []), sql)
     logical = frame.optimized_logical_plan()
     unparser = Unparser(Dialect.default())
     pulled = pull(sql, tables_of(sql), logical, unparser.plan_to_sql)
@@ -163,13 +163,13 @@ def make_plan(sql: str) -> tuple[Plan, Plan, str]:
     return plan, pulled, logical.display_indent()
 
 
-def _fits(plan: Plan, schema: Any) -> bool:
+def _fits(plan: QueryPlan, schema: Any) -> bool:
     """Whether the texts of a split question can be run, and their answer has the columns of the question's."""
     (piece,) = plan.pieces
     try:
-        (result,) = results_of([piece], Rows(), [])
+        (result,) = results_of([piece], RowSet(), [])
         merged = combine(piece, [result, result])
-        answer = finish(plan, [[result]], Rows(), [])
+        answer = finish(plan, [[result]], RowSet(), [])
     except Exception:  # noqa: BLE001 the engine's errors have no class of their own
         return False
     return _kinds(merged.schema) == _kinds(result.schema) and _kinds(answer.schema) == _kinds(schema)
@@ -179,13 +179,13 @@ def _kinds(schema: Any) -> list[tuple[str, str]]:
     return [(field.name, str(field.type).replace("string_view", "string")) for field in schema]
 
 
-def results_of(pieces: Sequence[Piece], rows: Rows, unreadable: list[str]) -> list[Any]:
+def results_of(pieces: Sequence[QueryPiece], rows: RowSet, unreadable: list[str]) -> list[Any]:
     """Return the results of the pieces over some rows."""
     context = _context_of(rows, {piece.table for piece in pieces}, unreadable)
     return [_sql(context, piece.host).to_arrow_table() for piece in pieces]
 
 
-def combine(piece: Piece, results: Iterable[Any]) -> Any:
+def combine(piece: QueryPiece, results: Iterable[Any]) -> Any:
     """Return the results of several hosts as one."""
     every = _concat(results)
     if not piece.merge:
@@ -195,7 +195,7 @@ def combine(piece: Piece, results: Iterable[Any]) -> Any:
     return _concat([every.schema.empty_table(), _sql(context, piece.merge).to_arrow_table()])
 
 
-def finish(plan: Plan, results: Sequence[Sequence[Any]], rows: Rows, unreadable: list[str]) -> Any:
+def finish(plan: QueryPlan, results: Sequence[Sequence[Any]], rows: RowSet, unreadable: list[str]) -> Any:
     """Return the answer to a question.
 
     Args:

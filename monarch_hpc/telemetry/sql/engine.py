@@ -107,7 +107,7 @@ def check(sql: str) -> dict[str, object]:
 
 def _answer(sql: str, given: EngineRows) -> bytes:
     from monarch_hpc.telemetry.kept.arrow import table_of_rows
-    from monarch_hpc.telemetry.sql.context import KeptRows, Rows, finish, make_plan, results_of
+    from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, finish, make_plan, results_of
     from monarch_hpc.telemetry.sql.results import unpack, write_stream
 
     plan, pulled, _ = make_plan(sql)
@@ -118,11 +118,11 @@ def _answer(sql: str, given: EngineRows) -> bytes:
     for directory in given.kept:
         hosts = {int(rank): name for rank, name in given.known.get(directory, {}).items()}
         kept.append(KeptRows(Path(directory), without=hosts.keys(), hosts=hosts))
-    own = results_of(plan.pieces, Rows(live, kept, given.since_s), unreadable)
+    own = results_of(plan.pieces, RowSet(live, kept, given.since_s), unreadable)
     parts = [own, *map(unpack, given.parts)]
     by_piece = [[part[place] for part in parts] for place in range(len(plan.pieces))]
     every = [KeptRows(Path(directory)) for directory in given.kept]
-    answer = finish(plan, by_piece, Rows(live, every, given.since_s), unreadable)
+    answer = finish(plan, by_piece, RowSet(live, every, given.since_s), unreadable)
     found = json.dumps(sorted(set(unreadable)))
     return b"T" + write_stream(answer.replace_schema_metadata({UNREADABLE: found}))
 

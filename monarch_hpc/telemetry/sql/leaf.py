@@ -25,16 +25,16 @@ from monarch_hpc.telemetry.sql.engine import MAX_MEMORY_BYTES
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, MergeParts, ProcOver, ProcRuns
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, Part, parse_part, parse_question, spans_of
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, AnswerPart, parse_part, parse_question, spans_of
 
-__all__ = ["Leaf", "main"]
+__all__ = ["HostLeaf", "main"]
 
 _IDLE_S = 600.0
 _MAX_ROWS = 1_000_000
 """Limit on the rows of one result of a host."""
 
 
-class Leaf:
+class HostLeaf:
     """The records of one host, and answers about them."""
 
     def __init__(self, messages: MessageSocket) -> None:
@@ -78,8 +78,8 @@ class Leaf:
             print(f"a question was not answered: {error}", file=sys.stderr, flush=True)
         self._messages.send(Rows(ticket, portions, [], []))
 
-    def _answer(self, asked: AskEngine) -> Part:
-        from monarch_hpc.telemetry.sql.context import KeptRows, Rows, results_of
+    def _answer(self, asked: AskEngine) -> AnswerPart:
+        from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, results_of
         from monarch_hpc.telemetry.sql.live import live_rows
         from monarch_hpc.telemetry.sql.results import fit
 
@@ -95,13 +95,13 @@ class Leaf:
             kept.append(KeptRows(Path(begin.directory), ranks=[begin.rank], hosts={begin.rank: begin.host}))
             num_lost = asked.dropped
         unreadable: list[str] = []
-        results = results_of(question.pieces, Rows(live, kept, question.since_s), unreadable)
+        results = results_of(question.pieces, RowSet(live, kept, question.since_s), unreadable)
         text, is_cut = fit(results, asked.max_bytes, _MAX_ROWS)
         cut = [asked.source] if is_cut else []
-        return Part(text, {}, spans_of([begin.rank]), cut, num_lost)
+        return AnswerPart(text, {}, spans_of([begin.rank]), cut, num_lost)
 
     @staticmethod
-    def merge(asked: MergeParts) -> Part:
+    def merge(asked: MergeParts) -> AnswerPart:
         """Combine the parts of an answer."""
         from monarch_hpc.telemetry.sql.context import combine
         from monarch_hpc.telemetry.sql.results import fit, unpack
@@ -112,7 +112,7 @@ class Leaf:
         text, is_cut = fit(merged, asked.max_bytes, _MAX_ROWS)
         ranks = [rank for part in parts for first, last in part.ranks for rank in range(first, last)]
         cut = [source for part in parts for source in part.cut] + ([asked.source] if is_cut else [])
-        return Part(text, {}, spans_of(ranks), cut, sum(part.dropped for part in parts))
+        return AnswerPart(text, {}, spans_of(ranks), cut, sum(part.dropped for part in parts))
 
 
 def main(arguments: list[str]) -> int:
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     os.umask(0o077)
     messages = MessageSocket(socket.socket(fileno=int(arguments[0])))
-    leaf = Leaf(messages)
+    leaf = HostLeaf(messages)
     poller = select.poll()
     while not messages.ended:
         poller.register(messages, select.POLLIN | (select.POLLOUT if messages.num_waiting else 0))

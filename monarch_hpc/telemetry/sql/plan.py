@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.wire.tables.pieces import Piece
+from monarch_hpc.wire.tables.pieces import QueryPiece
 
-__all__ = ["PARTIAL", "Plan"]
+__all__ = ["PARTIAL", "QueryPlan"]
 
 PARTIAL = "partial"
 """The name of a piece in the texts that combine it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QueryPlan:
     """A question as the hosts and the asking process answer it together.
 
     Args:
@@ -24,5 +24,5 @@ class Plan:
     """
 
     rule: str
-    pieces: Sequence[Piece]
+    pieces: Sequence[QueryPiece]
     final: str

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.telemetry.sql.plan import Plan
-from monarch_hpc.wire.tables.pieces import ON_HOSTS, SQL_TABLES, Piece
+from monarch_hpc.telemetry.sql.plan import QueryPlan
+from monarch_hpc.wire.tables.pieces import ON_HOSTS, SQL_TABLES, QueryPiece
 
 __all__ = ["pull"]
 
@@ -29,7 +29,7 @@ class _Scan:
     where: str
 
 
-def pull(sql: str, tables: Sequence[str], plan: Any, unparse: Callable[[Any], str]) -> Plan:
+def pull(sql: str, tables: Sequence[str], plan: Any, unparse: Callable[[Any], str]) -> QueryPlan:
     """Return how the tables of a question are pulled.
 
     Args:
@@ -44,15 +44,15 @@ def pull(sql: str, tables: Sequence[str], plan: Any, unparse: Callable[[Any], st
         own = [scan for scan in scans if scan.table == table]
         if not own or len(own) != text.count(f"TableScan: {table} ") + text.count(f"TableScan: {table}\n"):
             # One in a subquery, which the plan does not show as an input.
-            pieces.append(Piece(table, _latest(table, f"SELECT * FROM {table}")))
+            pieces.append(QueryPiece(table, _latest(table, f"SELECT * FROM {table}")))
             continue
         named = {name for scan in own for name in scan.columns}
         columns = [one.name for one in SQL_TABLES[table].columns if one.name in named]
         columns = columns or [SQL_TABLES[table].columns[0].name]
         where = " OR ".join(dict.fromkeys(f"({scan.where})" for scan in own))
         chosen = f" WHERE {where}" if all(scan.where for scan in own) else ""
-        pieces.append(Piece(table, _latest(table, f"SELECT {', '.join(columns)} FROM {table}{chosen}")))
-    return Plan("pull", pieces, sql)
+        pieces.append(QueryPiece(table, _latest(table, f"SELECT {', '.join(columns)} FROM {table}{chosen}")))
+    return QueryPlan("pull", pieces, sql)
 
 
 def _latest(table: str, text: str) -> str:

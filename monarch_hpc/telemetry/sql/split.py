@@ -14,8 +14,8 @@ from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.telemetry.sql.plan import PARTIAL, Plan
-from monarch_hpc.wire.tables.pieces import ON_HOSTS, SQL_TABLES, Piece
+from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan
+from monarch_hpc.wire.tables.pieces import ON_HOSTS, SQL_TABLES, QueryPiece
 
 __all__ = ["split"]
 
@@ -79,7 +79,7 @@ class _Query:
     offset: int
 
 
-def split(sql: str, names: Sequence[str]) -> Plan | None:
+def split(sql: str, names: Sequence[str]) -> QueryPlan | None:
     """Split a question that the engine has accepted; None if its tables must be pulled.
 
     Args:
@@ -205,7 +205,7 @@ def _check(part: exp.Expression) -> None:
 # ---- rules ----
 
 
-def _partial(query: _Query) -> Plan:
+def _partial(query: _Query) -> QueryPlan:
     """Aggregates that hosts begin and others complete."""
     host: list[str] = [f"{_sql(group)} AS k{place}" for place, group in enumerate(query.groups)]
     keys = [f"k{place}" for place in range(len(query.groups))]
@@ -260,10 +260,10 @@ def _partial(query: _Query) -> Plan:
     grouped = f" GROUP BY {', '.join(keys)}" if keys else ""
     by_number = f" GROUP BY {', '.join(str(place + 1) for place in range(len(keys)))}" if keys else ""
     merge = [*keys, *(f"{combine}({name}) AS {name}" for name, combine in combined.items())]
-    return Plan(
+    return QueryPlan(
         "partial",
         [
-            Piece(
+            QueryPiece(
                 query.table,
                 f"SELECT {', '.join(host)} FROM {query.source}{_where(query)}{by_number}",
                 f"SELECT {', '.join(merge)} FROM {PARTIAL}{grouped}",
@@ -273,7 +273,7 @@ def _partial(query: _Query) -> Plan:
     )
 
 
-def _home(query: _Query) -> Plan:
+def _home(query: _Query) -> QueryPlan:
     """Groups each of which is on one host: hosts answer completely."""
     if not any(isinstance(group, exp.Column) and group.name in _HOME for group in query.groups):
         raise _NotSplit
@@ -282,12 +282,12 @@ def _home(query: _Query) -> Plan:
     return _sorted("home", query, grouped + having)
 
 
-def _rows(query: _Query) -> Plan:
+def _rows(query: _Query) -> QueryPlan:
     """Rows that hosts choose, and of which they send the first ones."""
     return _sorted("rows", query, "")
 
 
-def _sorted(rule: str, query: _Query, grouped: str) -> Plan:
+def _sorted(rule: str, query: _Query, grouped: str) -> QueryPlan:
     outputs = [f"{_sql(one)} AS c{place}" for place, one in enumerate(query.outputs)]
     hidden = [f"{_sql(one.this)} AS o{place}" for place, one in enumerate(query.order)]
     own = [_text_of(one, _sql(one.this)) for one in query.order]
@@ -296,9 +296,9 @@ def _sorted(rule: str, query: _Query, grouped: str) -> Plan:
     host = f"SELECT {', '.join([*outputs, *hidden])} FROM {query.source}{_where(query)}{grouped}"
     merge = f"SELECT * FROM {PARTIAL}{_order(order)}{limit}" if limit else ""
     columns = [f"c{place}" for place in range(len(outputs))]
-    return Plan(
+    return QueryPlan(
         rule,
-        [Piece(query.table, host + (_order(own) if limit else "") + limit, merge)],
+        [QueryPiece(query.table, host + (_order(own) if limit else "") + limit, merge)],
         f"SELECT {_named(columns, query.names)} FROM {PARTIAL}{_order(order)}{_limits(query)}",
     )
 

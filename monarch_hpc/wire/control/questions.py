@@ -49,7 +49,7 @@ class Portion:
 
     Args:
         source: the answering process, in words: ``host n1``.
-        rows: its rows as text, see `wire.tables.schema.Table.render`; or for SQL, a `wire.tables.pieces.Part`.
+        rows: its rows as text, see `wire.tables.schema.Table.render`; or for SQL, a `wire.tables.pieces.AnswerPart`.
         cut: whether only the latest of its rows are there, because all of them did not fit.
     """
 

@@ -117,7 +117,7 @@ class MergeParts(Message):
     Args:
         source: the hosts of the parts, in words.
         pieces: the question, see `wire.tables.pieces.HostQuestion`.
-        parts: see `wire.tables.pieces.Part`.
+        parts: see `wire.tables.pieces.AnswerPart`.
         timeout_s: how long the agent waits.
         max_bytes: limit on the size of the result.
     """

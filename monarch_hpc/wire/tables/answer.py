@@ -8,7 +8,7 @@ from dataclasses import field
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.questions import Ask, Portion, Rows
 from monarch_hpc.wire.tables.catalog import TABLES
-from monarch_hpc.wire.tables.pieces import Part, parse_question
+from monarch_hpc.wire.tables.pieces import AnswerPart, parse_question
 
 __all__ = ["Answer", "Sources", "answer"]
 
@@ -37,7 +37,7 @@ def answer(question: Ask, source: str, sources: Sources, max_bytes: int = _PROGR
         where: dict[str, object] = {"t": [">=", asked.since_s]} if asked.since_s and TABLES[name].history else {}
         found[name], cut = _fit(name, sources, where, max_bytes // len(asked.tables))
         is_cut |= cut
-    return Portion(source, Part(rows=found).render(), cut=is_cut)
+    return Portion(source, AnswerPart(rows=found).render(), cut=is_cut)
 
 
 def _fit(name: str, sources: Sources, where: Mapping[str, object], max_bytes: int) -> tuple[str, bool]:

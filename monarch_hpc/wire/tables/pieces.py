@@ -20,9 +20,9 @@ __all__ = [
     "ON_HOSTS",
     "RECORD_TABLES",
     "SQL_TABLES",
+    "AnswerPart",
     "HostQuestion",
-    "Part",
-    "Piece",
+    "QueryPiece",
     "parse_part",
     "parse_question",
     "spans_of",
@@ -43,7 +43,7 @@ ON_HOSTS = RECORD_TABLES | SAMPLES.keys()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class QueryPiece:
     """One result of each host.
 
     Args:
@@ -66,7 +66,7 @@ class HostQuestion:
         since_s: Unix time of the oldest row of the past that is of interest; 0 for all.
     """
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[QueryPiece] = field(default_factory=list)
     since_s: float = 0.0
 
     @property
@@ -96,7 +96,7 @@ def parse_question(text: str) -> HostQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """A part of the answer to such a question: of one process, or of hosts whose results have been combined.
 
     Args:
@@ -118,8 +118,8 @@ class Part:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
 
 
-def parse_part(text: str) -> Part:
-    """Return the part that `Part.render` made *text* of.
+def parse_part(text: str) -> AnswerPart:
+    """Return the part that `AnswerPart.render` made *text* of.
 
     Raises:
         FrameError: it is not one.
@@ -128,8 +128,8 @@ def parse_part(text: str) -> Part:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"a part of an answer is not JSON: {error}") from error
-    part = build(Part, document, "a part of an answer") if isinstance(document, dict) else None
-    if not isinstance(part, Part) or any(len(span) != 2 for span in part.ranks):
+    part = build(AnswerPart, document, "a part of an answer") if isinstance(document, dict) else None
+    if not isinstance(part, AnswerPart) or any(len(span) != 2 for span in part.ranks):
         raise FrameError(f"{text:.80} is not a part of an answer")
     return part
 

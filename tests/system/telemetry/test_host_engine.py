@@ -21,7 +21,7 @@ from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import Rows
 from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, ProcOver, ProcRuns
 from monarch_hpc.wire.tables.catalog import TABLES
-from monarch_hpc.wire.tables.pieces import HostQuestion, Piece, parse_part
+from monarch_hpc.wire.tables.pieces import HostQuestion, QueryPiece, parse_part
 from monarch_hpc.wire.tables.procs import RunProcess
 
 pytest.importorskip("datafusion")
@@ -69,7 +69,7 @@ class Host:
         return question[0]
 
     def begin(self, sql: str, table: str, timeout_s: float = _PATIENCE_S) -> list[Rows]:
-        pieces = HostQuestion([Piece(table, sql)]).render()
+        pieces = HostQuestion([QueryPiece(table, sql)]).render()
         asked = AskEngine(
             ticket=9,
             table=table,

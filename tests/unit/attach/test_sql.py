@@ -18,7 +18,7 @@ from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.sql.engine import check, explain
 from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.tables.history import METRICS, MetricRow
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, Part, parse_question
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, AnswerPart, parse_question
 from tests.guards.tree import ROOT
 
 pytest.importorskip("datafusion")
@@ -136,7 +136,7 @@ def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_aske
             return None
         if not pieces:
             return Rows(1, [Portion("host n9", "[]")], ["host n7"], [])
-        part = Part(rows={"metrics": METRICS.render(ROWS, {})}, ranks=[[0, 1]], cut=["host n9"], dropped=7)
+        part = AnswerPart(rows={"metrics": METRICS.render(ROWS, {})}, ranks=[[0, 1]], cut=["host n9"], dropped=7)
         return Rows(1, [Portion("host n9", part.render())], ["host n7"], ["host n8"])
 
     monkeypatch.setattr(questions, "query_portions", answers)

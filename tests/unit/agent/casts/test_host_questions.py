@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from monarch_hpc.agent.casts.host_questions import HostQuestions
-from monarch_hpc.telemetry.sql.leaf import Leaf
+from monarch_hpc.telemetry.sql.leaf import HostLeaf
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.questions import AskHosts, Portion, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.scribe import MergeParts
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, HostQuestion, Part, parse_part, spans_of
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, AnswerPart, HostQuestion, parse_part, spans_of
 
 TIMEOUT_S = 2.0
 NEEDED_S = 0.001
@@ -52,9 +52,11 @@ class Host:
         key = tuple(part.results for part in parts)
         if key not in self._tree.merged:
             texts = [portion.rows for portion in portions]
-            self._tree.merged[key] = Leaf.merge(MergeParts(1, "hosts", question.pieces, texts, 1.0, max_bytes)).results
+            self._tree.merged[key] = HostLeaf.merge(
+                MergeParts(1, "hosts", question.pieces, texts, 1.0, max_bytes)
+            ).results
         ranks = [rank for part in parts for first, last in part.ranks for rank in range(first, last)]
-        take(Portion("hosts", Part(self._tree.merged[key], ranks=spans_of(ranks)).render()))
+        take(Portion("hosts", AnswerPart(self._tree.merged[key], ranks=spans_of(ranks)).render()))
 
     def ask_host(self, rank: int, question: AskHosts) -> None:
         self._tree.asked.append((self.rank, rank))
@@ -243,9 +245,9 @@ def test_groups_of_a_thousand_hosts_are_few_bytes_at_the_root(lost: set[int]) ->
         for place in range(100)
     ]
     table = pa.Table.from_pylist(rows, schema=schema_of(SQL_TABLES["handled"]))
-    packed = results.pack(context.results_of(plan.pieces, context.Rows({"handled": table}), []))
+    packed = results.pack(context.results_of(plan.pieces, context.RowSet({"handled": table}), []))
     tree = Tree(1000, 16, max_bytes=16 << 20)
-    tree.part_of = lambda rank: Part(packed, ranks=[[rank, rank + 1]]).render()
+    tree.part_of = lambda rank: AnswerPart(packed, ranks=[[rank, rank + 1]]).render()
     tree.silent = lost
     tree.without_engine = {2, 70}
     answer = tree.ask(replace(tree.question, table="handled", pieces=HostQuestion(list(plan.pieces)).render()))
@@ -254,7 +256,7 @@ def test_groups_of_a_thousand_hosts_are_few_bytes_at_the_root(lost: set[int]) ->
     num_hosts = sum(last - first for first, last in parts[0].ranks)
     assert num_hosts + len(answer.missing) == 1000
     assert bool(answer.missing) == bool(lost)
-    found = context.finish(plan, [results.unpack(parts[0].results)], context.Rows(), [])
+    found = context.finish(plan, [results.unpack(parts[0].results)], context.RowSet(), [])
     assert {row["calls"] for row in found.to_pylist()} == {5 * num_hosts}
     assert sorted(row["us"] for row in found.to_pylist()) == [40.0 + place for place in range(20)]
     print(f"{tree.num_bytes_into_root} bytes into the root")
