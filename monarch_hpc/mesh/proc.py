@@ -148,8 +148,7 @@ class ProcMesh(MeshView):
     def _spawn(
         self, name: str, actor: int, owner: int, cls: type[Actor], body: bytes, buffers: Sequence[Buffer]
     ) -> None:
-        procs = dict(enumerate(self.procs))
-        runtime = self._runtime
+        procs, runtime = dict(enumerate(self.procs)), self._runtime
         try:
             runtime.spawn(name, actor, owner, procs, body, buffers, self._region, qualified_name(cls))
             if self._number and door_of(runtime).is_program:
@@ -217,12 +216,10 @@ class ProcMesh(MeshView):
         """The procs as a text table, one line each: rank, coordinates, host and process id."""
         rows = [("rank", *self.extent, "host", "pid")]
         for rank, proc in enumerate(self.procs):
-            rows.append(
-                (str(rank), *(str(place) for place in self.extent.point(rank).values()), proc.host, str(proc.pid))
-            )
+            places = map(str, self.extent.point(rank).values())
+            rows.append((str(rank), *places, proc.host, str(proc.pid)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
     def logging_option(
         self,
