@@ -147,3 +147,47 @@ def test_a_handler_may_call_actors_at_any_moment_of_a_call(tmp_path: Path, order
     environment = {**os.environ, "MONARCH_HPC_FABRIC__ORDER": order}
     told = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=120)
     assert told.returncode == 0, told.stderr
+
+
+_FILLING_PROGRAM = """
+import signal
+import numpy as np
+from monarch_hpc import Actor, endpoint, this_host
+
+
+class Reader(Actor):
+    @endpoint
+    def ends(self, data):
+        return int(data.min()), int(data.max())
+
+
+reader = this_host().spawn_procs().spawn("reader", Reader)
+handled = 0
+
+
+def count(_number, _frame):
+    global handled
+    handled += 1
+
+
+data = np.zeros(8_000_000, np.uint8)
+reader.ends.call_one(data).get(60)
+signal.signal(signal.SIGALRM, count)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+for number in range(20):
+    data[:] = number
+    answer = reader.ends.call_one(data)
+    data[:] = 255  # it is the program's again
+    assert answer.get(60) == (number, number), number
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert handled > 20
+"""
+
+
+@pytest.mark.parametrize("order", ["[ucx, tcp]", "[tcp]"])
+def test_an_array_is_sent_whole_before_it_is_the_programs_again(tmp_path: Path, order: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_FILLING_PROGRAM)
+    environment = {**os.environ, "MONARCH_HPC_FABRIC__ORDER": order}
+    told = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
