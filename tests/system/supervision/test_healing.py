@@ -309,7 +309,7 @@ def test_what_cannot_be_healed_is_refused_in_words(hosts: HostMesh) -> None:
     with pytest.raises(RuntimeError, match="the program's own process"):
         heal_mesh(monarch_hpc.this_proc())
     with pytest.raises(TypeError, match="a mesh of procs or of actors"):
-        heal_mesh(hosts)  # type: ignore[type-var]
+        heal_mesh(hosts)
     with pytest.raises(TypeError, match="restart"):
         hosts.spawn_procs(restart="always")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mpi=True"):
