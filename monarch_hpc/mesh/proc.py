@@ -149,8 +149,7 @@ class ProcMesh(TensorProcs):
     def _spawn(
         self, name: str, actor: int, owner: int, cls: type[Actor], body: bytes, buffers: Sequence[Buffer]
     ) -> None:
-        procs = dict(enumerate(self.procs))
-        runtime = self._runtime
+        procs, runtime = dict(enumerate(self.procs)), self._runtime
         try:
             runtime.spawn(name, actor, owner, procs, body, buffers, self._region, qualified_name(cls))
             if self._number and door_of(runtime).is_program:

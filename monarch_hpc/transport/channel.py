@@ -169,8 +169,7 @@ class PeerChannel:
     def _send_whole(self, frame: Frame) -> None:
         lane = self._lane
         if lane is None:
-            with self._engine.undisturbed():
-                self._wire.send(frame)
+            self._wire.send(frame)
         elif self._error is not None:
             raise self._error.with_traceback(None)
         else:

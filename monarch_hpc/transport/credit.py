@@ -84,12 +84,14 @@ class Credit:
 
     def try_take(self, dest: int, cost: int) -> bool:
         """Take credit for one call to actor *dest*; False if there is too little, or others wait for it already."""
+        # Nothing is called while the lock is held: CPython would run a signal handler after that, and one that waits
+        # for an answer would wait for the driver, which needs the lock.
         with self._lock:
-            used = self._used.get(dest, 0)
-            if (used + cost > self._window and used >= self._quarter) or dest in self._queues:
-                return False
-            self._used[dest] = used + cost
-            return True
+            used = self._used[dest] if dest in self._used else 0  # noqa: SIM401 a call
+            taken = (used + cost <= self._window or used < self._quarter) and dest not in self._queues
+            if taken:
+                self._used[dest] = used + cost
+        return taken
 
     def take(self, dest: int, cost: int) -> None:
         """Take credit even if there is none, for callers that must not wait."""
@@ -199,7 +201,8 @@ def take_credit(
     in_coroutine = asyncio is not None and asyncio._get_running_loop() is not None
     first_s = _HOLD_S if in_coroutine else _WARN_AFTER_S
     left_s = None if end_s is None else max(end_s - engine.clock(), 0.0)
-    ticket = credit.queue(dest, cost)
+    with engine.undisturbed():  # see `try_take`
+        ticket = credit.queue(dest, cost)
 
     def ready() -> bool:
         return ticket.granted or broken()
@@ -209,9 +212,11 @@ def take_credit(
         if not over and not in_coroutine and (left_s is None or left_s > first_s):
             on_late(first_s)
             engine.wait(ready, None if end_s is None else max(end_s - engine.clock(), 0.0))
-        credit.leave(ticket)
+        with engine.undisturbed():
+            credit.leave(ticket)
     except BaseException:
-        credit.abandon(ticket)
+        with engine.undisturbed():
+            credit.abandon(ticket)
         raise
     if not ticket.granted:
         if end_s is not None and engine.clock() >= end_s:

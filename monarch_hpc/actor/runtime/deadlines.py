@@ -45,20 +45,21 @@ class Deadlines:
 
     def add(self, limit_s: float, what: Expiring) -> None:
         """Expire *what* in *limit_s* seconds, unless it is removed first."""
-        with self._lock:
-            queue = self._queues.setdefault(limit_s, _Queue())
-            queue.ends_s[what] = self._clock() + limit_s
-            if queue.armed:
-                return
-            queue.armed = True
-        self._later(limit_s, lambda: self._look(limit_s, queue))
+        end_s, another = self._clock() + limit_s, _Queue()
+        with self._lock:  # nothing is called while it is held, see `Credit.try_take`
+            if limit_s not in self._queues:
+                self._queues[limit_s] = another
+            queue = self._queues[limit_s]
+            queue.ends_s[what] = end_s
+            armed, queue.armed = queue.armed, True
+        if not armed:
+            self._later(limit_s, lambda: self._look(limit_s, queue))
 
     def remove(self, limit_s: float, what: Expiring) -> None:
         """Forget *what*, which is done. No-op if it was never added or has expired."""
         with self._lock:
-            queue = self._queues.get(limit_s)
-            if queue is not None:
-                queue.ends_s.pop(what, None)
+            if limit_s in self._queues and what in self._queues[limit_s].ends_s:
+                del self._queues[limit_s].ends_s[what]
 
     def _look(self, limit_s: float, queue: _Queue) -> None:
         due: list[Expiring] = []

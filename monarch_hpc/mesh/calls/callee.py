@@ -228,9 +228,9 @@ class Callee:
         ranks, load = self.ranks, None if answers is None else self.load
         answer = None if answers is None else lambda place, given: answers.take(place, ranks[place], given)
         if load is not None:
-            load.begin_all(ranks)
-        sent = None
-        written = None if answers is None else CastRecord(context().mark, name)
+            with runtime.engine.undisturbed():  # see `Credit.try_take`
+                load.begin_all(ranks)
+        sent, written = None, None if answers is None else CastRecord(context().mark, name)
         if written is None:
             runtime.recorder.sent(0, context().mark, name, 0, size_of(body, buffers), self.actor)
         delivery = Delivery(

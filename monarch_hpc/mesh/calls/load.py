@@ -20,14 +20,15 @@ class Load:
 
     def __init__(self) -> None:
         self._lock = RLock()
+        self._choosing = RLock()
         self._nums: dict[int, int] = {}
         self._dead: dict[int, int] = {}  # rank -> incarnation of its proc
         self._last: Recent[Region, int] = Recent(_KEEP_VIEWS)  # the place chosen last, by view
 
     def begin(self, rank: int) -> None:
         """Count one more call to *rank*."""
-        with self._lock:
-            self._nums[rank] = self._nums.get(rank, 0) + 1
+        with self._lock:  # nothing is called while it is held, see `Credit.try_take`
+            self._nums[rank] = self._nums[rank] + 1 if rank in self._nums else 1
 
     def begin_all(self, ranks: Iterable[int]) -> None:
         """Count one more call to each of *ranks*."""
@@ -69,7 +70,7 @@ class Load:
         Args:
             procs: the current procs; a rank whose proc has replaced a dead one is alive.
         """
-        with self._lock:
+        with self._choosing:
             # Continue after the rank chosen last. If the position just advanced by one, the rank behind busy ones would
             # be chosen for each of them too.
             chosen = self._last[region] = self._find(region, procs, self._last.get(region) or 0)

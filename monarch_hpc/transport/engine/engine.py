@@ -129,7 +129,9 @@ class Engine(Sources):
 
     # ---- driving ----
 
-    def wait(self, ready: Callable[[], bool], timeout_s: float | None, *, lends: bool = False) -> bool:
+    def wait(
+        self, ready: Callable[[], bool], timeout_s: float | None, *, lends: bool = False, whole: bool = False
+    ) -> bool:
         """Drive, or wait while another thread drives, until *ready* or the time is over; return whether it is ready.
 
         A thread that makes *ready* true must call `wake_waiters` afterwards, which calls *ready* too: it must be cheap,
@@ -138,6 +140,7 @@ class Engine(Sources):
         Args:
             lends: end early when a callback that this thread ran has woken another thread, which can drive; for
                 threads that expect nothing soon: the busier one then gets its next message without a thread switch.
+            whole: do not end early for a signal that an enclosing `undisturbed` defers.
 
         Raises:
             BaseException: what a signal handler raises, such as KeyboardInterrupt; no callback is interrupted by it.
@@ -151,10 +154,10 @@ class Engine(Sources):
         end_s = None if timeout_s is None else self.clock() + timeout_s
         sleeper = self._sleeper()
         if not sleeper.defers:
-            return self._wait(ready, end_s, sleeper, lends)
+            return self._wait(ready, end_s, sleeper, lends, whole)
         while True:
             with sleeper:
-                ended = self._wait(ready, end_s, sleeper, lends)
+                ended = self._wait(ready, end_s, sleeper, lends, whole)
                 interrupted = sleeper.interrupted
             # If the handler returned, go on waiting; a signal that is still deferred is for the enclosing sleeper.
             if ended or not interrupted or sleeper.interrupted:
@@ -170,14 +173,16 @@ class Engine(Sources):
             sleeper = self._local.sleeper = make_sleeper(self._wakeup.ring_unlocked)
         return sleeper
 
-    def _wait(self, ready: Callable[[], bool], end_s: float | None, sleeper: ThreadSleeper, lends: bool) -> bool:
+    def _wait(
+        self, ready: Callable[[], bool], end_s: float | None, sleeper: ThreadSleeper, lends: bool, whole: bool
+    ) -> bool:
         waiter, num_relieved = (sleeper, ready), self._num_relieved
         self._waiters.append(waiter)
         try:
             while not self._closing:
                 if self._drive.acquire(blocking=False):
                     try:
-                        return self._drive_until(ready, end_s, sleeper, lends)
+                        return self._drive_until(ready, end_s, sleeper, lends, whole)
                     except OSError as error:
                         if not is_fatal(error):
                             raise
@@ -186,7 +191,7 @@ class Engine(Sources):
                         self._leave(sleeper)
                 if ready():
                     return True
-                if sleeper.interrupted:
+                if sleeper.interrupted and not (whole and sleeper.nested):
                     return False
                 left_s = None if end_s is None else min(end_s - self.clock(), _LONGEST_S)
                 if left_s is not None and left_s <= 0:
@@ -234,7 +239,9 @@ class Engine(Sources):
         elif self._polling:
             self._poke()
 
-    def _drive_until(self, ready: Callable[[], bool], end_s: float | None, sleeper: ThreadSleeper, lends: bool) -> bool:
+    def _drive_until(
+        self, ready: Callable[[], bool], end_s: float | None, sleeper: ThreadSleeper, lends: bool, whole: bool
+    ) -> bool:
         self.driver = get_ident()
         self._driving = sleeper
         left_s = -1.0
@@ -250,7 +257,7 @@ class Engine(Sources):
                 raise error
             if ready():
                 return True
-            if sleeper.interrupted or (lends and self._num_woken != num_woken):
+            if (sleeper.interrupted and not (whole and sleeper.nested)) or (lends and self._num_woken != num_woken):
                 return False
             sleeper.look()
         return False

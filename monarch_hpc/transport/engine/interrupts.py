@@ -77,6 +77,11 @@ class ThreadSleeper(Sleeper):
     def look(self) -> None:
         """Defer handlers that were set while it is entered, too; for long waits."""
 
+    @property
+    def nested(self) -> bool:
+        """Whether it was entered more than once."""
+        return False
+
 
 class _MainThreadSleeper(ThreadSleeper):
     __slots__ = (
@@ -155,6 +160,11 @@ class _MainThreadSleeper(ThreadSleeper):
             if self.interrupted:
                 self.interrupted = False
                 self._handle()
+
+    @property
+    def nested(self) -> bool:
+        """See `ThreadSleeper.nested`."""
+        return self._depth > 1
 
     def look(self) -> None:
         """See `ThreadSleeper.look`."""

@@ -95,13 +95,16 @@ class Bulk:
         inline = len(frame.body) <= _BODY_BYTES
         self.head = b"".join((head, frame.body)) if inline else head
         self.pieces = _pieces(frame.buffers if inline else (frame.body, *frame.buffers))
-        self.size = size
-        self.sealed = False
+        self.size, self.sealed = size, False
 
     @property
     def begun(self) -> bool:
         """Whether its header has been sent."""
         return not self.head
+
+    def own(self) -> None:
+        """Copy what is not sealed yet, so that its buffers may be modified."""
+        self.pieces = iter([memoryview(bytes(piece)) for piece in self.pieces])
 
 
 def _pieces(parts: Sequence[Buffer]) -> Iterator[memoryview]:

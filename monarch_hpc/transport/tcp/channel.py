@@ -138,7 +138,13 @@ class TcpChannel:
             if size > INLINE_BYTES:
                 self._send_bulk(frame, head, size)
                 return
-        packed = pack_frame(frame)
+        with self._engine.undisturbed():
+            self._send_packed(frame, pack_frame(frame))
+        limit = self._limits.send_queue_bytes
+        if self.queued_bytes > limit and not self._engine.driving:
+            self._wait(lambda: self.queued_bytes <= limit)
+
+    def _send_packed(self, frame: Frame, packed: bytes) -> None:
         engine, outbox = self._engine, self._outbox
         driving = engine.driving
         # The driver writes its first frame of a turn directly, for low latency of answers; later ones are combined.
@@ -169,17 +175,8 @@ class TcpChannel:
         self.send(last)
 
     def _send_later(self, frame: Frame, packed: bytes, *, driving: bool) -> None:
-        if not self._push(frame, packed, len(packed)):
-            return
-        if driving:
-            self._flush_later()
-            return
-        self._pump()
-        limit = self._limits.send_queue_bytes
-        if self.queued_bytes > limit:
-            self._wait(lambda: self.queued_bytes <= limit or self._error is not None)
-            if self.queued_bytes > limit and self._error is not None:
-                raise self._error.with_traceback(None)
+        if self._push(frame, packed, len(packed)):
+            (self._flush_later if driving else self._pump)()
 
     def _send_bulk(self, frame: Frame, head: bytes, size: int) -> None:
         if size > self._limits.max_frame_bytes:
@@ -187,17 +184,19 @@ class TcpChannel:
                 f"{size} bytes, at most {self._limits.max_frame_bytes} (config key 'transport.max_frame_bytes')"
             )
         bulk = Bulk(frame, head, size)
-        if not self._push(frame, bulk, size):
-            return
-        if self._engine.driving:
-            self._flush_later()
-            return
-        self._pump()
+        with self._engine.undisturbed():
+            if not self._push(frame, bulk, size):
+                return
+            driving = self._engine.driving
+            (self._flush_later if driving else self._pump)()
         # The buffers are the caller's again when the last byte is sealed.
-        if not bulk.sealed:
-            self._wait(lambda: bulk.sealed or self._error is not None)
-            if not bulk.sealed and self._error is not None:
-                raise self._error.with_traceback(None)
+        if not (bulk.sealed or driving):
+            try:
+                self._wait(lambda: bulk.sealed)
+            except BaseException:  # of a signal handler: the peer waits for the rest of the frame all the same
+                with self._engine.undisturbed(), self._writing:
+                    bulk.own()
+                raise
 
     def _push(self, frame: Frame, item: bytes | Bulk, size: int) -> bool:
         """Queue a frame; return False if it took the lane instead."""
@@ -217,9 +216,11 @@ class TcpChannel:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         begun_s = self._engine.clock()
-        self._engine.wait(ready, None)
-        with self._lock:
+        self._engine.wait(lambda: ready() or self._error is not None, None, whole=True)
+        with self._engine.undisturbed(), self._lock:
             self._blocked_s += self._engine.clock() - begun_s
+        if not ready() and self._error is not None:
+            raise self._error.with_traceback(None)
 
     def _flush_later(self) -> None:
         if not self._flushes:

@@ -174,28 +174,8 @@ class Victim(Actor):
         threading.Timer(0.1, strike).start()
 
     @endpoint
-    def end_thread(self) -> None:
-        _end_thread()
-
-    @endpoint
-    async def end_thread_waiting(self) -> None:
-        _end_thread()
-
-    @endpoint
     def pid(self) -> int:
         return os.getpid()
-
-
-def _end_thread() -> None:
-    """End this thread as C code may: without unwinding a frame of Python."""
-    ctypes.CDLL(None).pthread_exit(None)
-
-
-class Ending(Victim):
-    """An actor whose thread ends in its constructor."""
-
-    def __init__(self) -> None:
-        _end_thread()
 
 
 class Owner(Actor):
@@ -382,28 +362,6 @@ def test_a_thread_that_is_struck_dead_leaves_no_caller(victim: ActorMesh[Victim]
     assert "its thread failed: KeyboardInterrupt" in failure.cause
     with pytest.raises(ActorDied, match="its thread failed"):
         victim.alive.call_one().get(_PATIENCE_S)
-
-
-@pytest.mark.parametrize("way", ["end_thread", "end_thread_waiting"])
-def test_the_callers_of_a_thread_that_ends_in_c_are_answered(
-    procs: ProcMesh, faults: list[MeshFailure], way: str
-) -> None:
-    victim, other = procs.spawn("victim", Victim), procs.spawn("other", Victim)
-    ending, queued = getattr(victim, way).call_one(), victim.alive.call_one()
-    for call in (ending, queued):
-        with pytest.raises(ActorDied, match=r"its thread failed.*ended by code in C"):
-            call.get(_PATIENCE_S)
-    with pytest.raises(ActorDied, match="ended by code in C"):
-        victim.alive.call_one().get(_PATIENCE_S)
-    (failure,) = wait_until("the failure", lambda: list(faults), accept=bool)
-    assert "its thread failed: RuntimeError: the thread was ended by code in C" in failure.cause
-    assert other.alive.call_one().get(_PATIENCE_S)
-
-
-def test_a_thread_that_ends_in_a_constructor_is_told_of(procs: ProcMesh, faults: list[MeshFailure]) -> None:
-    with pytest.raises(ActorDied, match="ended by code in C"):
-        procs.spawn("ending", Ending).alive.call_one().get(_PATIENCE_S)
-    wait_until("the failure", lambda: [fault.mesh_name for fault in faults], accept=lambda seen: seen == ["ending"])
 
 
 def test_a_constructor_is_told_of_where_nothing_can_be_printed(hosts: HostMesh, faults: list[MeshFailure]) -> None:

@@ -20,6 +20,7 @@ from monarch_hpc.core.errors import TransportError
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.credit import PIECE_BYTES, Credit, take_credit
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.interrupts import ThreadSleeper
 from monarch_hpc.transport.memory.own import OwnMemories
 from monarch_hpc.wire.frames import Frame, Kind
 
@@ -37,7 +38,12 @@ class InterruptedEngine(Engine):
     def driving(self) -> bool:
         return False
 
-    def wait(self, ready: Callable[[], bool], timeout_s: float | None, *, lends: bool = False) -> bool:
+    def undisturbed(self) -> ThreadSleeper:
+        return ThreadSleeper()
+
+    def wait(
+        self, ready: Callable[[], bool], timeout_s: float | None, *, lends: bool = False, whole: bool = False
+    ) -> bool:
         assert not ready()
         self.num_waits += 1
         raise KeyboardInterrupt

@@ -57,6 +57,22 @@ def test_what_is_urgent_goes_alone_too() -> None:
     assert not carry(outbox, inbox)
 
 
+def test_a_frame_whose_sender_gives_up_owns_what_is_left_of_it() -> None:
+    key = os.urandom(32)
+    came: list[Frame] = []
+    inbox, outbox = RecordReader(Cipher(key), 2**30, came.append), RecordWriter(Cipher(key))
+    data = bytearray(b"7" * (5 * CHUNK_BYTES))
+    frame = Frame(Kind.CALL, 1, 2, b"", [data])
+    given_up = Bulk(frame, pack_head(frame), len(data))
+    outbox.queued.append(given_up)
+    assert carry(outbox, inbox) and carry(outbox, inbox) and outbox.waiting
+    given_up.own()
+    data[:] = bytes(len(data))
+    while carry(outbox, inbox):
+        pass
+    assert [bytes(one.buffers[0]) for one in came] == [b"7" * len(data)]
+
+
 @pytest.mark.parametrize("body_bytes", [0, 4096, 4097, 3_000_000])
 def test_buffers_land_where_their_receiver_says_whatever_the_size_of_the_body(body_bytes: int) -> None:
     key = bytes(32)
