@@ -51,6 +51,7 @@ class _Opened:
         self.ranks = Ranks(self.engine, root, _in_a_row(self._workers, ranks), in_a_row, abort, config.fence_s)
         self._operations = MeshOperations(view_of, self.view_at, self.sharded_at, mesh)
         self._sharded = ShardedOperations(view_of, self.view_at, self.sharded_at, mesh)
+        self.engine.survey = self.ranks.survey
         self.ranks.watch(ranks)
 
     def view_at(self, region: Region) -> View:

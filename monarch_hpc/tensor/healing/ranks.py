@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.core.errors import CallTimeout, DeviceMeshError, MonarchError, SupervisionError
+from monarch_hpc.core.errors import ActorDied, CallTimeout, DeviceMeshError, MonarchError, SupervisionError
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.stream.engine import TensorEngine
@@ -58,6 +59,7 @@ class Ranks:
         self.gone: dict[int, BaseException] = {}
         self.places: dict[int, RankPlace] = {}
         self._unwatched: set[int] = set()
+        self._surveyed: DeviceMeshError | None = None
         self.whole = self.incarnations()
 
     @property
@@ -215,6 +217,19 @@ class Ranks:
         epoch, cause = done.result()
         if epoch == self._engine.epoch:
             self._engine.suspect(rank, cause)
+
+    def survey(self) -> None:
+        """Name a rank that has died, where others have only missed it in a collective."""
+        engine = self._engine
+        if engine.broken is None or engine.broken is self._surveyed or engine.broken.kind != "diverged":
+            return
+        with contextlib.suppress(MonarchError):
+            self._each_of("place", self._base_ranks, (), control=True)
+        dead = {rank: error for rank, error in self.gone.items() if isinstance(error, ActorDied)}
+        if dead:
+            engine.broken = None
+            engine.lose(min(dead), dead[min(dead)])
+        self._surveyed = engine.broken
 
     def mended(self) -> None:
         """Go on with all ranks, of which some were started again."""

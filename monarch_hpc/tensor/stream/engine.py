@@ -91,6 +91,7 @@ class TensorEngine:
         recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
         templates: descriptions of operations, which the ranks get once.
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
+        survey: asks without versions which rank has died, where others have only missed it in a collective.
         step_begun: positions in `ints` and `sites` where an optimizer's step began, if the frame is held back for it.
     """
 
@@ -111,6 +112,7 @@ class TensorEngine:
         self.site_log: list[tuple[int, list[Site]]] | None = None
         self.recovery: Versions | None = None
         self.unhealable, self.epoch = "", 0
+        self.survey: Callable[[], None] = lambda: None
         self.step_begun: tuple[int, int] | None = None
         self.templates = TemplateTable()
         self._abort = abort
@@ -371,8 +373,8 @@ class TensorEngine:
 
     def failure(self) -> DeviceMeshError:
         """Why the mesh cannot go on; where this thread may wait, as a fact, for which the ranks are asked."""
-        if self.recovery is not None and not self._io.driving:
-            self.recovery.settle()
+        if not self._io.driving:
+            (self.survey if self.recovery is None else self.recovery.settle)()
         assert self.broken is not None
         return self.broken.with_traceback(None)  # it is raised again and again
 
