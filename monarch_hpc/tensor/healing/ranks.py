@@ -12,7 +12,7 @@ from monarch_hpc.core.errors import ActorDied, CallTimeout, DeviceMeshError, Mon
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.stream.engine import TensorEngine
-from monarch_hpc.tensor.stream.holdings import RankPlace, RankStatus
+from monarch_hpc.tensor.stream.holdings import WorkerPlace, RankStatus
 from monarch_hpc.tensor.worker.actor import TensorWorker
 from monarch_hpc.tensor.worker.control import TensorControl
 
@@ -57,7 +57,7 @@ class Ranks:
         self._timeout_s = timeout_s
         self._base_ranks = tuple(root.region.base_ranks())
         self.gone: dict[int, BaseException] = {}
-        self.places: dict[int, RankPlace] = {}
+        self.places: dict[int, WorkerPlace] = {}
         self._unwatched: set[int] = set()
         self._surveyed: DeviceMeshError | None = None
         self.whole = self.incarnations()
@@ -163,7 +163,7 @@ class Ranks:
         while left:
             statuses.update(self._each_of("heal", left, ("status", self._engine.epoch)))
             late = [rank for rank in left if isinstance(self.gone.get(rank), CallTimeout)]
-            now: dict[int, RankPlace] = self._each_of("place", late, (), control=True)
+            now: dict[int, WorkerPlace] = self._each_of("place", late, (), control=True)
             left = [rank for rank in late if rank in now and now[rank].seq != getattr(before.get(rank), "seq", None)]
             for rank in left:
                 del self.gone[rank]

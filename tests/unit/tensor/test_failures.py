@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
 from monarch_hpc.core.errors.tensor import RemoteOpError as Defined
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
+from monarch_hpc.tensor.stream.holdings import WorkerPlace
 from monarch_hpc.tensor.stream.sites import line_of, site_here
 from monarch_hpc.tensor.worker.local import add_worker, end_worker, forget_worker, wait_for_worker
 from monarch_hpc.tensor.worker.report import pack_failure, unpack_exception
@@ -93,6 +94,9 @@ def test_a_worker_is_found_by_its_key() -> None:
         def abort(self, cause: str) -> None: ...
 
         def borrowed(self, token: int) -> object: ...
+
+        def place(self) -> WorkerPlace:
+            return WorkerPlace(3, "a stack")
 
     state = State()
     with ThreadPoolExecutor() as pool:
