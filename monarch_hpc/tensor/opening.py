@@ -74,6 +74,7 @@ class _Opened:
         abort = partial(_abort, in_a_row)
         self.engine = TensorEngine(key, f"{root!r}{shown}", config, abort)
         self.ranks = Ranks(self.engine, root, _in_a_row(self._workers, ranks), in_a_row, abort, config.fence_s)
+        self.engine.survey = self.ranks.survey
         self.ranks.watch(ranks)
 
     def view_at(self, region: Region) -> View:

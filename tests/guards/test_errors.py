@@ -25,6 +25,7 @@ SAMPLES: tuple[tuple[object, object], ...] = (
     (Sequence[str], ("first", "second")),
     (Sequence[int], (3, 5)),
     (Mapping[str, Sequence[str]], {"n1": ("line",), "n2": ()}),
+    (Mapping[int, str], {3: "first", 5: "second"}),
     (Mapping[int, BaseException], {3: ValueError("bad"), 5: KeyError("k")}),
 )
 

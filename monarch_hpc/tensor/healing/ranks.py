@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.core.errors import CallTimeout, DeviceMeshError, MonarchError, SupervisionError
+from monarch_hpc.core.errors import ActorDied, CallTimeout, DeviceMeshError, MonarchError, SupervisionError
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.stream.engine import TensorEngine
-from monarch_hpc.tensor.stream.holdings import RankPlace, RankStatus
+from monarch_hpc.tensor.stream.holdings import WorkerPlace, RankStatus
 from monarch_hpc.tensor.worker.actor import TensorWorker
 from monarch_hpc.tensor.worker.control import TensorControl
 
@@ -56,8 +57,9 @@ class Ranks:
         self._timeout_s = timeout_s
         self._base_ranks = tuple(root.region.base_ranks())
         self.gone: dict[int, BaseException] = {}
-        self.places: dict[int, RankPlace] = {}
+        self.places: dict[int, WorkerPlace] = {}
         self._unwatched: set[int] = set()
+        self._surveyed: DeviceMeshError | None = None
         self.whole = self.incarnations()
 
     @property
@@ -161,7 +163,7 @@ class Ranks:
         while left:
             statuses.update(self._each_of("heal", left, ("status", self._engine.epoch)))
             late = [rank for rank in left if isinstance(self.gone.get(rank), CallTimeout)]
-            now: dict[int, RankPlace] = self._each_of("place", late, (), control=True)
+            now: dict[int, WorkerPlace] = self._each_of("place", late, (), control=True)
             left = [rank for rank in late if rank in now and now[rank].seq != getattr(before.get(rank), "seq", None)]
             for rank in left:
                 del self.gone[rank]
@@ -215,6 +217,19 @@ class Ranks:
         epoch, cause = done.result()
         if epoch == self._engine.epoch:
             self._engine.suspect(rank, cause)
+
+    def survey(self) -> None:
+        """Name a rank that has died, where others have only missed it in a collective."""
+        engine = self._engine
+        if engine.broken is None or engine.broken is self._surveyed or engine.broken.kind != "diverged":
+            return
+        with contextlib.suppress(MonarchError):
+            self._each_of("place", self._base_ranks, (), control=True)
+        dead = {rank: error for rank, error in self.gone.items() if isinstance(error, ActorDied)}
+        if dead:
+            engine.broken = None
+            engine.lose(min(dead), dead[min(dead)])
+        self._surveyed = engine.broken
 
     def mended(self) -> None:
         """Go on with all ranks, of which some were started again."""

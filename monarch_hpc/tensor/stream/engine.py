@@ -92,6 +92,7 @@ class TensorEngine:
         templates: descriptions of operations, which the ranks get once.
         num_loans: number of loans that operations are checked for, see `streams.loans`.
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
+        survey: asks without versions which rank has died, where others have only missed it in a collective.
         step_begun: positions in `ints` and `sites` where an optimizer's step began, if the frame is held back for it.
     """
 
@@ -111,6 +112,7 @@ class TensorEngine:
         self.recovery: Versions | None = None
         self.unhealable = ""
         self.epoch = self.num_loans = 0
+        self.survey: Callable[[], None] = lambda: None
         self.step_begun: tuple[int, int] | None = None
         self.templates, self._lines = TemplateTable(), SiteLines()
         self._abort = abort
@@ -374,8 +376,8 @@ class TensorEngine:
 
     def failure(self) -> DeviceMeshError:
         """Why the mesh cannot go on; where this thread may wait, as a fact, for which the ranks are asked."""
-        if self.recovery is not None and not self._io.driving:
-            self.recovery.settle()
+        if not self._io.driving:
+            (self.survey if self.recovery is None else self.recovery.settle)()
         assert self.broken is not None
         return self.broken.with_traceback(None)  # it is raised again and again
 

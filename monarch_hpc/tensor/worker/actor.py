@@ -16,7 +16,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.metrics import own_recorder
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.tensor.stream.holdings import RankPlace, Reply
+from monarch_hpc.tensor.stream.holdings import WorkerPlace, Reply
 from monarch_hpc.tensor.stream.records import (
     FIRST_TEMPLATE,
     HALTED,
@@ -382,10 +382,10 @@ class TensorWorker(Actor):
             self._cause = cause
             self._lending.notify_all()
 
-    def place(self) -> RankPlace:
+    def place(self) -> WorkerPlace:
         """The operation under way, and the stack; from any thread."""
         frame = sys._current_frames().get(self._thread)
-        return RankPlace(self._seq, "" if frame is None else "".join(traceback.format_stack(frame)))
+        return WorkerPlace(self._seq, "" if frame is None else "".join(traceback.format_stack(frame)))
 
     def __cleanup__(self, error: BaseException | None) -> None:
         cause = "its worker has ended" if error is None else f"{class_name(error)}: {text_of(error)}"

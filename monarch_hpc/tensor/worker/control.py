@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.endpoint import Actor, endpoint
-from monarch_hpc.tensor.stream.holdings import RankPlace
+from monarch_hpc.tensor.stream.holdings import WorkerPlace
 from monarch_hpc.tensor.worker.local import end_worker, forget_worker, place_of, when_stopped
 
 __all__ = ["TensorControl"]
@@ -35,7 +35,7 @@ class TensorControl(Actor):
         when_stopped(self._key, port.send)
 
     @endpoint
-    def place(self) -> RankPlace:
+    def place(self) -> WorkerPlace:
         """Tell where the worker is."""
         return place_of(self._key)
 

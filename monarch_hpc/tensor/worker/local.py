@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import Condition
 from typing import Any, Protocol
 
-from monarch_hpc.tensor.stream.holdings import RankPlace
+from monarch_hpc.tensor.stream.holdings import WorkerPlace
 
 __all__ = [
     "WorkerState",
@@ -28,7 +28,7 @@ class WorkerState(Protocol):
         """End the collectives under way, and all to come; from any thread."""
         ...
 
-    def place(self) -> RankPlace:
+    def place(self) -> WorkerPlace:
         """What it is doing; from any thread."""
         ...
 
@@ -82,11 +82,11 @@ def tell_stopped(key: int, epoch: int, cause: str) -> None:
         tell((epoch, cause))
 
 
-def place_of(key: int) -> RankPlace:
+def place_of(key: int) -> WorkerPlace:
     """What the worker of an engine is doing."""
     with _changed:
         state = _states.get(key)
-    return RankPlace(-1, "") if state is None else state.place()
+    return WorkerPlace(-1, "") if state is None else state.place()
 
 
 def reopen_worker(key: int) -> None:

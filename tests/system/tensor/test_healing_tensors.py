@@ -6,7 +6,6 @@ Each test has procs of its own: what starts with the first procs of a host outli
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -25,6 +24,7 @@ from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.tensor import inspect
 from tests.system.support.controlling import settle
 from tests.system.tensor.conftest import PRELOADED
+from tests.system.tensor.deaths import die, read_until_lost
 
 STEPS = 6
 _NOTHING: dict[int, Callable[[Mesh], None]] = {}
@@ -41,15 +41,6 @@ def mesh(hosts: HostMesh, procs: ProcMesh) -> Iterator[Mesh]:
 
 def _nothing(_mesh: Mesh) -> None:
     """Does not disturb."""
-
-
-def _die(mesh: Mesh, rank: int) -> None:
-    os.kill(mesh.procs.procs[rank].pid, signal.SIGKILL)
-
-
-def _read_until_lost(tensor: Any) -> None:
-    for _ in range(10_000):
-        tensor.sum().item()  # a collective, in which ranks may wait for the dead one
 
 
 class Training:
@@ -141,7 +132,7 @@ def _check_equal(training: Training, losses: list[float]) -> None:
 def test_the_loop_that_repeats_its_batch_is_exact(mesh: Mesh, place: str) -> None:
     training = Training(mesh)
     done = mesh.version
-    faults = {0: lambda mesh: _die(mesh, 1), 3: lambda mesh: _die(mesh, 2), 4: lambda mesh: _die(mesh, 0)}
+    faults = {0: lambda mesh: die(mesh, 1), 3: lambda mesh: die(mesh, 2), 4: lambda mesh: die(mesh, 0)}
     losses = training.run(faults) if place == "before" else training.run(in_step=faults)
     assert mesh.version == done + STEPS
     _check_equal(training, losses)
@@ -199,9 +190,9 @@ def test_tensors_from_before_the_last_step_stay_and_later_ones_are_lost(mesh: Me
     mesh.commit()
     later: Any = data * 2
     assert later.sum().item() == 30.0
-    _die(mesh, 3)
+    die(mesh, 3)
     with pytest.raises(DeviceMeshError, match="rank 3"):
-        _read_until_lost(later)
+        read_until_lost(later)
     heal_mesh(mesh)
     assert data.tolist() == [0, 1, 2, 3, 4, 5]
     with pytest.raises(DeviceMeshError, match="could not be kept") as caught:
@@ -217,7 +208,7 @@ def test_what_a_repeated_batch_does_not_bring_back_is_refused_and_can_be_rewound
     training.step(*training.batches[0])
     version = mesh.version
     average.add_(1)  # belongs to no step, and no loop repeats it
-    _die(mesh, 2)
+    die(mesh, 2)
     with pytest.raises(DeviceMeshError):
         training.step_until_lost()
     with pytest.raises(DeviceMeshError, match=r"call mesh.commit\(\) after them"):
@@ -226,9 +217,9 @@ def test_what_a_repeated_batch_does_not_bring_back_is_refused_and_can_be_rewound
     assert (mesh.version, average.tolist()) == (version, [0, 0, 0])
     average.add_(1)
     mesh.commit()
-    _die(mesh, 0)
+    die(mesh, 0)
     with pytest.raises(DeviceMeshError):
-        _read_until_lost(average)
+        read_until_lost(average)
     heal_mesh(mesh)
     assert average.tolist() == [1, 1, 1]
 
@@ -242,102 +233,13 @@ def test_a_parameter_of_which_nobody_has_a_copy_is_lost(hosts: HostMesh, procs: 
     weight.sum().backward()
     torch.optim.SGD([weight], lr=0.1).step()
     assert weight.sum().item() == pytest.approx(3.6)
-    _die(mesh, 1)
+    die(mesh, 1)
     with pytest.raises(DeviceMeshError, match="rank 1"):
-        _read_until_lost(weight)
+        read_until_lost(weight)
     with pytest.raises(DeviceMeshError, match=r"shape \(4,\), sharded dimension 0 over dp, on rank 1") as caught:
         heal_mesh(mesh)
     assert (caught.value.kind, caught.value.rank) == ("lost", 1)
     mesh.stop()
-
-
-@pytest.fixture
-def pair(hosts: HostMesh, procs: ProcMesh) -> Iterator[Mesh]:
-    """Two procs, with parts that no other one has."""
-    found = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
-    settle(found)
-    yield Mesh(procs=found)
-    found.stop().get()
-
-
-class Sharded:
-    """A training whose parameters have no copies, and its checkpoint."""
-
-    def __init__(self, mesh: Mesh, path: Path) -> None:
-        self.mesh, self.path = mesh, path
-        torch.manual_seed(4)
-        self.weight: Any = distribute(torch.randn(5, 3).requires_grad_(), mesh, ["dp", None])  # 3 rows, and 2
-        self.optimizer = torch.optim.AdamW([self.weight], lr=0.1)
-        self.losses: list[float] = []
-        mesh.commit()
-
-    def step(self) -> None:
-        """A step, which draws random numbers."""
-        self.optimizer.zero_grad()
-        loss: Any = nn.functional.dropout(self.weight, 0.25).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        self.losses.append(loss.item())
-
-    def save(self) -> None:
-        """Save a checkpoint."""
-        self.mesh.save({"weight": self.weight, "optimizer": self.optimizer}, self.path)
-        self.saved_at = len(self.losses)
-
-    def load(self, mesh: Mesh) -> None:
-        """Go back to it."""
-        mesh.load({"weight": self.weight, "optimizer": self.optimizer}, self.path)
-        del self.losses[self.saved_at :]
-
-
-def test_what_no_rank_has_a_copy_of_comes_from_a_checkpoint(pair: Mesh, tmp_path: Path) -> None:
-    undisturbed = Sharded(pair, tmp_path / "unused")
-    pair.manual_seed(5)
-    for _ in range(STEPS):
-        undisturbed.step()
-    losses, weight = undisturbed.losses, undisturbed.weight.full_tensor()
-    del undisturbed  # what it holds would be lost, too
-    training = Sharded(pair, tmp_path / "saved")
-    pair.manual_seed(5)
-    pair.commit()
-    healed = 0
-    while len(training.losses) < STEPS:
-        try:
-            training.step()
-            if len(training.losses) == 2 and not healed:
-                training.save()
-            if len(training.losses) == 4 and not healed:
-                _die(pair, 1)
-        except DeviceMeshError:
-            with pytest.raises(DeviceMeshError, match="load the last checkpoint"):
-                heal_mesh(pair)
-            heal_mesh(pair, checkpoint=training.load)
-            healed += 1
-            assert len(training.losses) == 2
-    assert healed == 1
-    assert training.losses == losses
-    assert torch.equal(training.weight.full_tensor(), weight)
-
-
-def test_nothing_computes_with_what_a_checkpoint_has_not_brought_back(pair: Mesh, tmp_path: Path) -> None:
-    training = Sharded(pair, tmp_path / "saved")
-    training.step()
-    training.save()
-    _die(pair, 0)
-    with pytest.raises(DeviceMeshError):
-        _read_until_lost(training.weight)
-    with pytest.raises(DeviceMeshError, match="3 tensors that no rank has a copy of were not loaded") as lost:
-        heal_mesh(pair, checkpoint=lambda _mesh: None)
-    assert lost.value.kind == "lost"
-    with pytest.raises(DeviceMeshError, match="were not loaded"):
-        training.weight.sum().item()
-    with pytest.raises(DeviceMeshError, match="give checkpoint="):
-        heal_mesh(pair)
-    with pytest.raises(FileNotFoundError):
-        heal_mesh(pair, checkpoint=lambda mesh: mesh.load({"weight": training.weight}, tmp_path / "missing"))
-    heal_mesh(pair, checkpoint=training.load)
-    training.step()
-    assert len(training.losses) == 2
 
 
 def _with_module(mesh: Mesh) -> None:
@@ -360,9 +262,9 @@ def test_what_lives_on_the_ranks_is_in_no_version_and_not_healed(
     with pytest.raises(TypeError, match=why):
         mesh.commit()
     x = distribute(torch.ones(8), mesh, ["dp"])
-    _die(mesh, 3)
+    die(mesh, 3)
     with pytest.raises(DeviceMeshError, match="load the last checkpoint") as died:
-        _read_until_lost(x)
+        read_until_lost(x)
     assert died.value.kind == "died"
     with pytest.raises(DeviceMeshError, match=rf"{why} .*: load the last checkpoint") as refused:
         heal_mesh(mesh)
@@ -373,9 +275,9 @@ def test_a_mesh_without_versions_is_not_healed(mesh: Mesh) -> None:
     bare = Mesh(procs=mesh.procs, commit=False)
     x = distribute(torch.ones(8), bare, ["dp"])
     assert bare.version == -1
-    _die(bare, 3)
+    die(bare, 3)
     with pytest.raises(DeviceMeshError):
-        _read_until_lost(x)
+        read_until_lost(x)
     with pytest.raises(DeviceMeshError, match=r"commit=False.*load the last checkpoint"):
         heal_mesh(bare)
 
@@ -388,7 +290,7 @@ def test_a_loaded_checkpoint_is_a_version_and_others_are_saved_after_a_heal(mesh
     saved = training.state()
     training.step(*training.batches[1])
     mesh.load(parts, tmp_path / "before")
-    _die(mesh, 3)
+    die(mesh, 3)
     with pytest.raises(DeviceMeshError):
         training.step_until_lost()
     heal_mesh(mesh)
@@ -403,9 +305,9 @@ def test_what_was_loaded_into_a_part_without_a_copy_is_lost(mesh: Mesh, tmp_path
     x = distribute(torch.zeros(8), mesh, [("dp", "tp")])
     mesh.save({"x": distribute(torch.ones(8), mesh)}, tmp_path / "ones")
     mesh.load({"x": x}, tmp_path / "ones")
-    _die(mesh, 3)
+    die(mesh, 3)
     with pytest.raises(DeviceMeshError):
-        _read_until_lost(x)
+        read_until_lost(x)
     with pytest.raises(DeviceMeshError, match="load the last checkpoint") as lost:
         heal_mesh(mesh)
     assert lost.value.kind == "lost"
@@ -414,7 +316,7 @@ def test_what_was_loaded_into_a_part_without_a_copy_is_lost(mesh: Mesh, tmp_path
 def test_captured_steps_are_versions_and_end_with_a_heal(mesh: Mesh) -> None:
     training = Training(mesh, captured=True)
     done = mesh.version
-    losses = training.run({4: lambda mesh: _die(mesh, 3)})
+    losses = training.run({4: lambda mesh: die(mesh, 3)})
     assert mesh.version == done + STEPS
     _check_equal(training, losses)
     # The first call makes the optimizer's state, two are recorded, and then two after the heal: the last is left.
@@ -433,9 +335,9 @@ def test_captured_steps_of_values_on_each_rank_end_with_a_heal(mesh: Mesh) -> No
         for _ in range(4):
             own(torch.ones(3))
         assert own.num_replays == 2
-        _die(mesh, 3)
+        die(mesh, 3)
         with pytest.raises(DeviceMeshError):
-            _read_until_lost(x)
+            read_until_lost(x)
         heal_mesh(mesh)
         for _ in range(4):
             assert inspect(own(torch.ones(3))).tolist() == [2.0] * 3

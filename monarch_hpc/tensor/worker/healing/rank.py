@@ -171,7 +171,6 @@ class RankHealing:
     def _apply_entered(self, own: Callable[[], None], sharding: Any) -> None:
         with sharding.entered():
             self._apply(own)
-        torch._C._set_grad_enabled(True)
 
     def _apply(self, own: Callable[[], None]) -> None:
         """Execute the update of a commit that is done; this rank ends if it fails: nobody else could know its state."""

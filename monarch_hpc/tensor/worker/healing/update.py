@@ -99,6 +99,13 @@ class Update:
 
     def apply(self, sharding: Any) -> None:
         """Execute it; in the context of *sharding*."""
+        grad = torch.is_grad_enabled()
+        try:
+            self._apply(sharding)
+        finally:
+            torch._C._set_grad_enabled(grad)
+
+    def _apply(self, sharding: Any) -> None:
         ints, templates, values = self._ints, self._templates, self._values
         i, end = 0, len(ints)
         while i < end:
