@@ -26,7 +26,7 @@ from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.local import wait_for_worker
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
-from monarch_hpc.tensor.worker.queue import Queue
+from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import LoanFailed
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 from monarch_hpc.wire.serializer import loads
@@ -88,7 +88,7 @@ class Execution:
         groups: Groups,
         healing: RankHealing,
         lend: Callable[..., None],
-        queue: Queue,
+        queue: RankQueue,
         run: Callable[[int, list[int], Sequence[Any]], None],
     ) -> None:
         self.values = values
