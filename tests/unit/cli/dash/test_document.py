@@ -32,7 +32,7 @@ def proc(rank: int, state: str = "ready", pid: int = 0, mesh: int = 1, rows: tup
 
 def row(actor: str, state: str, runs_s: float = 0.0, waits_s: float = 0.0) -> Row:
     endpoint = "step" if state in ("running", "waiting") else ""
-    return Row("run", actor, "r0 n1", 100, state, endpoint, 1, "", runs_s, "x" if waits_s else "", waits_s, 0, 0.0)
+    return Row("run", actor, "r0 n1", 100, state, endpoint, 1, "", runs_s, "x" if waits_s else "", waits_s, 0, 0.0, "")
 
 
 def test_a_cell_shows_the_state_of_its_proc_and_then_of_its_actors() -> None:
