@@ -12,7 +12,7 @@ from monarch_hpc.core.errors import ActorDied, CallTimeout, DeviceMeshError, Mon
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.stream.engine import TensorEngine
-from monarch_hpc.tensor.stream.holdings import WorkerPlace, RankStatus
+from monarch_hpc.tensor.stream.holdings import RankStatus, WorkerPlace
 from monarch_hpc.tensor.worker.actor import TensorWorker
 from monarch_hpc.tensor.worker.control import TensorControl
 

@@ -116,12 +116,10 @@ class TensorEngine:
         self.step_begun: tuple[int, int] | None = None
         self.templates, self._lines = TemplateTable(), SiteLines()
         self._abort = abort
-        self._base = 0
-        self._objects: list[Any] = []
+        self._base, self._objects = 0, list[Any]()
         self._frames: deque[Sequenced] = deque()
         self._num_unacked = self._num_holds = 0
-        self._armed = False
-        self._io = current_runtime().engine
+        self._armed, self._io = False, current_runtime().engine
         ENGINES.add(self)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["PARTIAL", "REPLICATED", "Held", "HeldPart", "MemoryTransfer", "WorkerPlace", "RankStatus", "Reply"]
+__all__ = ["PARTIAL", "REPLICATED", "Held", "HeldPart", "MemoryTransfer", "RankStatus", "Reply", "WorkerPlace"]
 
 REPLICATED = -1
 """Placement of a value along a dimension of its mesh: whole on each rank; a number from 0 on: sharded there."""

@@ -16,7 +16,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.metrics import own_recorder
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.tensor.stream.holdings import WorkerPlace, Reply
+from monarch_hpc.tensor.stream.holdings import Reply, WorkerPlace
 from monarch_hpc.tensor.stream.records import (
     FIRST_TEMPLATE,
     HALTED,
@@ -34,7 +34,7 @@ from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.local import add_worker, reopen_worker, tell_stopped
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.progress import FrameLines, OpProgress
-from monarch_hpc.tensor.worker.queue import Queue
+from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
 from monarch_hpc.tensor.worker.template import Template
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
@@ -92,7 +92,7 @@ class TensorWorker(Actor):
         self._groups = groups
         self._values = Values()
         self._healing = RankHealing(self._rank, self._values, self._groups, settings.ranks)
-        lend, queue = self._lend, Queue(is_own=settings.is_stream)
+        lend, queue = self._lend, RankQueue(is_own=settings.is_stream)
         self._queue = queue
         self._execution = Execution(self._rank, self._values, self._groups, self._healing, lend, queue, self._run)
         self._templates = self._execution.templates

@@ -28,7 +28,7 @@ from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.healing.update import Update
 from monarch_hpc.tensor.worker.local import wait_for_worker
 from monarch_hpc.tensor.worker.programs import ReplayedProgram, SteppedOptimizer, SteppedUpdate
-from monarch_hpc.tensor.worker.queue import Queue
+from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import LoanFailed
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 from monarch_hpc.wire.serializer import loads
@@ -90,7 +90,7 @@ class Execution:
         groups: Groups,
         healing: RankHealing,
         lend: Callable[..., None],
-        queue: Queue,
+        queue: RankQueue,
         run: Callable[[int, list[int], Sequence[Any]], None],
     ) -> None:
         self.values = values

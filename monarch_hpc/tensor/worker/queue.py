@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Queue"]
+__all__ = ["RankQueue"]
 
 
-class Queue:
+class RankQueue:
     """A queue of operations of one rank.
 
     Args:

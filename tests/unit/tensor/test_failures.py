@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
 from monarch_hpc.core.errors.tensor import RemoteOpError as Defined
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
-from monarch_hpc.tensor.stream.holdings import RankPlace
-from monarch_hpc.tensor.stream.sites import line_of, site_here
+from monarch_hpc.tensor.stream.holdings import WorkerPlace
+from monarch_hpc.tensor.stream.sites import Site, SiteLines, line_of, site_here
 from monarch_hpc.tensor.worker.local import add_worker, end_worker, forget_worker, wait_for_worker
 from monarch_hpc.tensor.worker.report import pack_failure, unpack_exception
 from monarch_hpc.tensor.worker.sockets import cut_connections, listening_ports
@@ -97,8 +97,8 @@ def test_a_worker_is_found_by_its_key() -> None:
 
         def loaned(self, token: int) -> object: ...
 
-        def place(self) -> RankPlace:
-            return RankPlace(-1, "")
+        def place(self) -> WorkerPlace:
+            return WorkerPlace(-1, "")
 
     state = State()
     with ThreadPoolExecutor() as pool:
@@ -123,3 +123,16 @@ def test_a_worker_that_never_comes_is_not_waited_for() -> None:
 def test_a_lost_mesh_says_what_to_do() -> None:
     text = str(DeviceMeshError("procs1", "died", 1, "signal 9"))
     assert "rank 1 died: signal 9" in text and "checkpoint" in text
+
+
+def test_ranks_are_told_each_line_once() -> None:
+    def here() -> Site:
+        return site_here(1)
+
+    lines = SiteLines()
+    first, second = here(), here()
+    base, told, numbers = lines.of([first, second, first], (0, 1))
+    assert base == 0 and told == [line_of(first), line_of(second)]
+    assert memoryview(numbers).cast("H").tolist() == [1, 2, 1]
+    assert lines.of([second], (0, 1)) == (2, [], b"\x02\x00")
+    assert lines.of([second], (0,))[:2] == (0, told)  # others
