@@ -87,7 +87,7 @@ def test_names_of_programs_that_are_not_unicode_are_rows() -> None:
     ("sql", "words"),
     [
         ("SELECT * FROM metricss", "there is no table 'metricss': did you mean metrics?"),
-        ("SELECT * FROM x", "there is no table 'x': there are: actors, channels, clocks, endpoints"),
+        ("SELECT * FROM x", "there is no table 'x': there are: actors, channels, clocks"),
         ("SELECT valu FROM metrics", "there is no column 'valu': did you mean value?"),
         ("SELECT m.valu FROM metrics m", "there is no column 'valu': did you mean value?"),
         ("SELEC 1", "Line: 1, Column: 1"),
