@@ -33,6 +33,7 @@ class Ranks(NamedTuple):
     region: Region = Region.whole(Extent(("dp",), (2,)))
     operations: Any = None
     mesh: int = 0
+    engine: Any = None
 
 
 VIEW = Ranks(deque())
