@@ -14,7 +14,7 @@ from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
 from monarch_hpc.core.errors.tensor import RemoteOpError as Defined
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.holdings import WorkerPlace
-from monarch_hpc.tensor.stream.sites import Site, SiteLines, line_of, site_here
+from monarch_hpc.tensor.stream.sites import SiteLines, line_of, site_here
 from monarch_hpc.tensor.worker.local import add_worker, end_worker, forget_worker, wait_for_worker
 from monarch_hpc.tensor.worker.report import pack_failure, unpack_exception
 from monarch_hpc.tensor.worker.sockets import cut_connections, listening_ports
@@ -126,11 +126,9 @@ def test_a_lost_mesh_says_what_to_do() -> None:
 
 
 def test_ranks_are_told_each_line_once() -> None:
-    def here() -> Site:
-        return site_here(1)
-
     lines = SiteLines()
-    first, second = here(), here()
+    first = site_here(1)
+    second = site_here(1)
     base, told, numbers = lines.of([first, second, first], (0, 1))
     assert base == 0 and told == [line_of(first), line_of(second)]
     assert memoryview(numbers).cast("H").tolist() == [1, 2, 1]

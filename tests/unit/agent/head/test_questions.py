@@ -116,11 +116,7 @@ def test_a_tool_that_is_gone_gets_no_answer(world: World) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-<<<<<<< HEAD
-        ({"table": "proc"}, "there is no table 'proc'; there are: actors, calls, channels, clocks, endpoints"),
-=======
         ({"table": "proc"}, "there is no table 'proc'; there are: actors, calls, channels, clocks"),
->>>>>>> part-seeing
         ({"where": {"mess": 1}}, "rows of procs cannot be chosen by mess = 1; they can by: run (str), mesh (int)"),
         ({"where": {"mesh": "1"}}, "by mesh = '1'"),
         ({"table": "calls", "where": {"scene": {}}}, "by scene = {}"),
