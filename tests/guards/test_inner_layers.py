@@ -24,7 +24,7 @@ INNER = {
         {"bootstrap_command", "healing.revivals", "output", "plan", "view"},
     ),
     "attach": (
-        {"job_end", "program_client"},
+        {"job_end", "program_client", "submission"},
         {"sql"},
         {"overview"},
         {"attach", "embedded", "heir_search", "log_rows", "workers"},
