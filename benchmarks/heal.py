@@ -82,8 +82,8 @@ class Saboteur(Actor):
                 os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
 
     def _patch(self, *, barrier: bool) -> None:
+        from monarch_hpc.tensor.worker import gradients
         from monarch_hpc.tensor.worker.actor import TensorWorker
-        from monarch_hpc.tensor.worker.execution import Execution
         from monarch_hpc.tensor.worker.groups import Groups
         from monarch_hpc.tensor.worker.healing.journal import Journal
         from monarch_hpc.tensor.worker.healing.rank import RankHealing
@@ -91,8 +91,8 @@ class Saboteur(Actor):
 
         self._wrap(TensorWorker, "_run", before="frame")
         self._wrap(TensorWorker, "_reply", before="reply")
-        self._wrap(Execution, "_backward", before="backward")
-        self._wrap(Execution, "_get_grad", before="gradient")
+        self._wrap(gradients, "backward", before="backward")
+        self._wrap(gradients, "get_grad", before="gradient")
         self._wrap(Groups, "agree", before="enter", after="agreed")
         self._wrap(Journal, "update", before="update")
         self._wrap(Values, "free", before="operation")  # in an update, too

@@ -77,9 +77,7 @@ def split_layers(stage: Any, mesh: Any) -> None:
 torch.manual_seed(0)
 first, last = First(), Last()
 chars_SMBT = torch.randint(0, NUM_CHARS, (NUM_STEPS, NUM_MICRO, BATCH_SIZE, NUM_PLACES + 1))
-
-# What all ranks use of torch is imported once on each host, before they are forked.
-preload = ["torch", "torch._dynamo", "torch.distributed.tensor.parallel"]
+preload = ["torch", "torch._dynamo", "torch.distributed.tensor.parallel"]  # once on each host, not in each rank
 procs = monarch_hpc.hosts().flatten("hosts").spawn_procs({"procs": 8 // len(monarch_hpc.hosts())}, preload=preload)
 grid = procs.flatten("ranks").split(ranks=("pp", "dp", "tp"), pp=2, dp=2, tp=2)
 meshes = Mesh(procs=grid.slice(pp=0)), Mesh(procs=grid.slice(pp=1))
