@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
-from threading import Condition, get_ident, local
+from itertools import count
+from threading import Condition, local
 from typing import Any
 
 import torch
@@ -26,10 +27,11 @@ _stacks: tuple[list[Any], ...] = (calls._current, communication._active, world._
 
 
 class _RankThread(local):
-    is_rank = False
+    number = 0  # of a rank's thread, and never used again, as its id may be; 0 on others
 
 
 _thread = _RankThread()
+_numbers = count(1)
 
 
 def _tell_meshes_apart() -> None:
@@ -41,8 +43,8 @@ def _tell_meshes_apart() -> None:
     @functools.wraps(original)
     def begin(mesh: Any, *args: Any, **kwargs: Any) -> None:
         original(mesh, *args, **kwargs)
-        if _thread.is_rank:
-            mesh._thread_id = get_ident()
+        if _thread.number:
+            mesh._thread_id = -_thread.number
             mesh.__dict__.pop("_hash", None)
 
     begin.tells_apart = True  # type: ignore[attr-defined]
@@ -153,7 +155,7 @@ class Turns:
             thread.join()
 
     def _serve(self, place: int) -> None:
-        work, _thread.is_rank = self._work[place], True
+        work, _thread.number = self._work[place], next(_numbers)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ends or (bool(work) and not self._is_busy))

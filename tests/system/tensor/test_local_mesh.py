@@ -216,3 +216,17 @@ def test_steps_are_captured_and_replayed(local: Any) -> None:
 
         losses = [float(inspect(step(torch.ones(3)))) for _ in range(5)]
     assert step.num_replays == 2 and losses == pytest.approx([3 * 0.8 ** (2 * turn) for turn in range(5)], rel=1e-5)
+
+
+@pytest.mark.usefixtures("procs")  # the program's own threads are there before, and stay
+def test_meshes_that_follow_each_other_share_nothing_that_torch_has_cached() -> None:
+    """Threads of later ranks have the ids of earlier ones, of other ranks; uneven shards depend on the rank."""
+    logits, target = torch.arange(28.0).reshape(7, 4).sin(), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    for _ in range(4):
+        with local_mesh(dp=2, tp=2) as procs:
+            mesh = Mesh(procs=procs)
+            for spec in (["dp"], [("dp", "tp")], ["tp"]):
+                given = distribute(logits, mesh, spec)
+                loss: Any = nn.functional.cross_entropy(given, distribute(target, mesh, spec))
+                assert loss.item() == pytest.approx(nn.functional.cross_entropy(logits, target).item())
+                assert given.full_tensor().equal(logits)
