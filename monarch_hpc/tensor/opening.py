@@ -15,7 +15,8 @@ import torch
 from monarch_hpc.config.load import load
 from monarch_hpc.config.sections.tensor import TensorConfig
 from monarch_hpc.core.arguments import check_instance
-from monarch_hpc.core.errors import MonarchError
+from monarch_hpc.core.death import Death, DeathKind
+from monarch_hpc.core.errors import ActorDied, MonarchError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.actors import ActorMesh
@@ -56,6 +57,8 @@ class _Opened:
             # Frames leave when they are full or a value is read: the timer's thread must not wait for ranks.
             self.engine = TensorEngine(key, f"{root!r}{shown}", replace(config, flush_s=_NEVER_S), lambda _cause: None)
             self.engine.forfeit("its ranks are threads of the program, of which none can be lost")
+            stopped = ActorDied(f"the workers of {root!r}", Death(DeathKind.STOPPED, "it was stopped"))
+            root.when_stopped(key, partial(self.engine.lose, -1, stopped))
         else:
             self._open_procs(root, key, config, shown)
         self._operations = MeshOperations(*self._places, self._mesh)

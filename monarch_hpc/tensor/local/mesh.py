@@ -138,6 +138,10 @@ class LocalMesh(ProcMesh):
                 raise worker
         return LocalWorkers(turns, made, self._region)
 
+    def when_stopped(self, key: int, then: Callable[[], None]) -> None:
+        """Call *then* once the workers of this key have ended."""
+        self._turns[key].ended = then
+
     def stop(self, reason: str = "") -> Future[None]:
         """End the ranks' threads."""
         while self._turns:

@@ -94,6 +94,9 @@ class Turns:
     Args:
         num: number of ranks.
         timeout_s: longest wait of a rank for others.
+
+    Attributes:
+        ended: called once the threads have ended.
     """
 
     def __init__(self, num: int, timeout_s: float) -> None:
@@ -102,6 +105,7 @@ class Turns:
         self._changed = Condition()
         self._is_busy = False
         self._ends = False
+        self.ended: Callable[[], None] = lambda: None
         self._work: list[deque[Callable[[], None]]] = [deque() for _ in range(num)]
         self._states = [_State(torch.Generator().get_state(), _GroupsOfRank()) for _ in range(num)]
         self._threads = [Thread(lambda place=place: self._serve(place)) for place in range(num)]  # type: ignore[misc]
@@ -153,6 +157,7 @@ class Turns:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        self.ended()
 
     def _serve(self, place: int) -> None:
         work, _thread.number = self._work[place], next(_numbers)

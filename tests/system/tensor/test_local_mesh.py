@@ -19,10 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from monarch_hpc import ProcMesh
 from monarch_hpc.core.machine.procfs import each_pid, read_stat
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
+from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.tensor import (
     OpaqueModule,
     RemoteOpError,
     Stream,
+    coalescing,
     fetch_shard,
     grad_function,
     inspect,
@@ -216,6 +218,21 @@ def test_steps_are_captured_and_replayed(local: Any) -> None:
 
         losses = [float(inspect(step(torch.ones(3)))) for _ in range(5)]
     assert step.num_replays == 2 and losses == pytest.approx([3 * 0.8 ** (2 * turn) for turn in range(5)], rel=1e-5)
+
+
+def test_what_a_mesh_that_was_stopped_has_not_sent_disturbs_no_other(procs: ProcMesh) -> None:
+    """Values that the program drops later are freed by frames that nobody takes."""
+    with local_mesh(dp=2) as mesh, mesh.activate():
+        kept: Any = torch.ones(3) + 1
+        assert inspect(kept).tolist() == [2.0] * 3
+    with pytest.raises(DeviceMeshError, match="it was stopped"):
+        inspect(kept)
+    del kept
+    with procs.activate():
+        x: Any = torch.ones(2)
+        with coalescing():
+            x = x + 1
+    assert inspect(x).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.usefixtures("procs")  # the program's own threads are there before, and stay
