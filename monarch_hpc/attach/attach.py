@@ -40,6 +40,7 @@ from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.tables.schema import Table
 
 __all__ = [
+    "Asker",
     "Attachment",
     "HeadStatus",
     "TableAnswer",
@@ -282,12 +283,22 @@ def free_hosts(directory: Path, ranks: Sequence[int], timeout_s: float) -> dict[
     return dict(answer.left) if isinstance(answer, HostsFreed) else None
 
 
-class _Asker:
-    """A listener that waits for one answer."""
+class Asker:
+    """A listener that waits for one answer.
+
+    Args:
+        wanted: what is an answer; `Message` for anything, refusals too.
+
+    Attributes:
+        answer: the answer; None if there is none, or the head has refused.
+        lost: why the head is gone; empty if it has answered.
+        over: set once there is no more to wait for.
+    """
 
     def __init__(self, engine: Engine, wanted: type[Message]) -> None:
         self._wanted = wanted
         self.answer: Message | None = None
+        self.lost = ""
         self.over = Flag(engine)
 
     def on_channel(self, channel: FrameChannel) -> None:
@@ -305,6 +316,7 @@ class _Asker:
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Stop waiting: no answer will come."""
+        self.lost = str(error)
         self.over.set()
 
 
@@ -317,7 +329,7 @@ def ask(directory: Path, question: Message, wanted: type[Message], timeout_s: fl
     link = why = ""
     engine = Engine()
     engine.start()
-    asker = _Asker(engine, wanted)
+    asker = Asker(engine, wanted)
     try:
         attachment = attach(directory, Role.TOOL, asker, engine, timeout_s)
         link, why = attachment.channel.fabric, attachment.channel.why

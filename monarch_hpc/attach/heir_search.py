@@ -23,7 +23,7 @@ _LOOK_S = 0.1
 _CONNECT_S = 3.0
 
 _FOLLOWED_S = 5.0
-"""How long to look on after an answer of the last head. It may have stood still, and wake while the agents elect its
+"""Time to look on after an answer of the last head. It may have stood still, and wake while the agents elect its
 heir: a few turns of candidates, half a second each. If it rules on, it has ended the run of this program."""
 
 Found = Callable[[Ready, FrameChannel], None]

@@ -11,40 +11,17 @@ import os
 import sys
 from pathlib import Path
 
-from monarch_hpc.attach.attach import attach
-from monarch_hpc.core.errors import MonarchError, TransportError
+from monarch_hpc.attach.attach import Asker, attach
+from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.programs import UNKNOWN, JobSubmitted, SubmitJob
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.table import decode
-from monarch_hpc.wire.frames import Frame
 
 __all__ = ["main"]
 
 _REFUSED = 1
-
-
-class _Answer:
-    """Receives the head's answer."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.message: Message | None = None
-        self.lost = ""
-        self._engine = engine
-
-    def on_channel(self, channel: FrameChannel) -> None:
-        """Never called: no process dials this one."""
-
-    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        self.message = decode(frame.body)
-        self._engine.wake_waiters()
-
-    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        self.lost = str(error)
-        self._engine.wake_waiters()
 
 
 def main(argv: list[str]) -> int:
@@ -55,20 +32,19 @@ def main(argv: list[str]) -> int:
     script = Path(argv[1]).read_bytes() if len(argv) > 1 else b""
     order = SubmitJob(0, base64.b64encode(script).decode(), os.getcwd(), dict(os.environ))
     engine = Engine()
-    answer = _Answer(engine)
+    asker = Asker(engine, Message)
     engine.start()
     try:
-        attachment = attach(Path(argv[0]), Role.TOOL, answer, engine)
+        attachment = attach(Path(argv[0]), Role.TOOL, asker, engine)
         attachment.send(order)
-        # Without a deadline: who has started this process ends it.
-        engine.wait(lambda: answer.message is not None or bool(answer.lost), None)
+        asker.over.wait(None)  # without a deadline: who has started this process ends it
         attachment.node.close("the command has ended")
     except MonarchError as error:
         print(f"the head of the allocation cannot be asked: {error}", file=sys.stderr)
         return _REFUSED
     finally:
         engine.close()
-    match answer.message:
+    match asker.answer:
         case JobSubmitted(status=status, output=output, errors=errors):
             sys.stdout.write(output)
             sys.stderr.write(errors)
@@ -76,7 +52,7 @@ def main(argv: list[str]) -> int:
         case Refused(problem=problem):
             print(problem, file=sys.stderr)
             return _REFUSED
-    print(f"the head is gone: {answer.lost}", file=sys.stderr)
+    print(f"the head is gone: {asker.lost}", file=sys.stderr)
     return UNKNOWN
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from monarch_hpc.cli.allocations.names import ALLOCATION
+from monarch_hpc.cli.allocations.names import allocation_option
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import TextTable, current_output, output_options
 from monarch_hpc.core.dataclass import dataclass
@@ -38,13 +38,8 @@ def command() -> None:
     """Show and stop meshes that are kept for later runs."""
 
 
-_allocation = click.option(
-    "-a", "--allocation", "name", type=ALLOCATION, metavar="NAME", help="The allocation, if there are several."
-)
-
-
 @command.command(name="list")
-@_allocation
+@allocation_option
 @output_options
 def list_meshes(name: str | None) -> None:
     """List the kept meshes of an allocation."""
@@ -63,7 +58,7 @@ def list_meshes(name: str | None) -> None:
 
 @command.command()
 @click.argument("mesh")
-@_allocation
+@allocation_option
 @output_options
 def show(mesh: str, name: str | None) -> None:
     """Show the procs and actors of a kept mesh."""
@@ -98,7 +93,7 @@ def show(mesh: str, name: str | None) -> None:
 
 @command.command()
 @click.argument("mesh")
-@_allocation
+@allocation_option
 @output_options
 def stop(mesh: str, name: str | None) -> None:
     """End a kept mesh, also while programs use it: their calls to it fail."""

@@ -12,7 +12,7 @@ from click.types import StringParamType
 if TYPE_CHECKING:
     from monarch_hpc.slurm.registry import Registry
 
-__all__ = ["ALLOCATION", "HOST"]
+__all__ = ["ALLOCATION", "HOST", "allocation_option"]
 
 
 class _AllocationName(StringParamType):
@@ -44,6 +44,10 @@ class _HostName(StringParamType):
 
 
 ALLOCATION = _AllocationName()
+
+allocation_option = click.option(
+    "-a", "--allocation", "name", type=ALLOCATION, metavar="NAME", help="The allocation, if there are several."
+)
 HOST = _HostName()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from monarch_hpc.allocation.settings import read_config
-from monarch_hpc.cli.allocations.names import ALLOCATION, HOST
+from monarch_hpc.cli.allocations.names import HOST, allocation_option
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Console, TextTable, current_output, output_options
 from monarch_hpc.config import Config
@@ -70,13 +70,8 @@ def command() -> None:
     """Show, drain and check hosts."""
 
 
-_allocation = click.option(
-    "-a", "--allocation", "name", type=ALLOCATION, metavar="NAME", help="The allocation, if there are several."
-)
-
-
 @command.command(name="list")
-@_allocation
+@allocation_option
 @output_options
 def list_hosts(name: str | None) -> None:
     """List the hosts of an allocation, and those that new allocations exclude."""
@@ -85,7 +80,7 @@ def list_hosts(name: str | None) -> None:
 
 @command.command()
 @click.argument("host", type=HOST)
-@_allocation
+@allocation_option
 @output_options
 def show(host: str, name: str | None) -> None:
     """Show what is known of one host: by its head, by Slurm, and on the list of bad ones."""
@@ -144,7 +139,7 @@ def undrain(hosts: str) -> None:
 
 @command.command()
 @click.argument("hosts", required=False, type=HOST)
-@_allocation
+@allocation_option
 @output_options
 def check(hosts: str | None, name: str | None) -> int:
     """Examine hosts of an allocation, drained ones too: disks, memory, GPUs, clock, and Slurm's own view.

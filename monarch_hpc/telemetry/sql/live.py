@@ -29,7 +29,7 @@ _PLACES = {
     "spans": {SPANS},
     "transfers": {TRANSFERS},
 }
-"""Where the records of a table are."""
+"""The memory that has the records of a table."""
 
 
 def live_rows(

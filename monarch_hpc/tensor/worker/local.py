@@ -48,7 +48,7 @@ _ended: dict[int, str] = {}
 _changed = Condition()
 
 _told: dict[int, list[Callable[[tuple[int, str]], None]]] = {}
-"""Who is told when a worker stops by itself, by the key of its engine."""
+"""Functions that are told when a worker stops by itself, by the key of its engine."""
 
 
 def add_worker(key: int, state: WorkerState) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
@@ -27,6 +27,8 @@ __all__ = [
     "parse_question",
     "spans_of",
 ]
+
+_T = TypeVar("_T")
 
 _SCALARS = (bool, int, float, str)
 
@@ -85,12 +87,8 @@ def parse_question(text: str) -> HostQuestion:
     Raises:
         FrameError: it is not one.
     """
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"a question to hosts is not JSON: {error}") from error
-    question = build(HostQuestion, document, "a question to hosts") if isinstance(document, dict) else None
-    if not isinstance(question, HostQuestion) or not ON_HOSTS.issuperset(question.tables):
+    question = _parse(HostQuestion, text, "a question to hosts")
+    if question is None or not ON_HOSTS.issuperset(question.tables):
         raise FrameError(f"a question to hosts is about {', '.join(sorted(ON_HOSTS))}, not {text:.80}")
     return question
 
@@ -124,12 +122,8 @@ def parse_part(text: str) -> AnswerPart:
     Raises:
         FrameError: it is not one.
     """
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"a part of an answer is not JSON: {error}") from error
-    part = build(AnswerPart, document, "a part of an answer") if isinstance(document, dict) else None
-    if not isinstance(part, AnswerPart) or any(len(span) != 2 for span in part.ranks):
+    part = _parse(AnswerPart, text, "a part of an answer")
+    if part is None or any(len(span) != 2 for span in part.ranks):
         raise FrameError(f"{text:.80} is not a part of an answer")
     return part
 
@@ -143,3 +137,13 @@ def spans_of(numbers: Iterable[int]) -> list[list[int]]:
         else:
             found.append([number, number + 1])
     return found
+
+
+def _parse(cls: type[_T], text: str, what: str) -> _T | None:
+    """Build what *text* describes; None if it describes no such thing."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"{what} is not JSON: {error}") from error
+    found = build(cls, document, what) if isinstance(document, dict) else None
+    return found if isinstance(found, cls) else None

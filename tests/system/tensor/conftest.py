@@ -14,7 +14,7 @@ from monarch_hpc.config.load import load
 from tests.system.support.controlling import controlled, settle
 
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor")
-"""What `Mesh` has its procs fork with: a worker that loads it itself takes two seconds for it."""
+"""The modules that procs of a `Mesh` fork with: a worker that loads it itself takes two seconds for it."""
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 __all__ = ["OWN_RULES"]
 
 _NONE, _MEAN, _SUM = 0, 1, 2
-"""What losses do with the values of all rows."""
+"""The reductions of losses: the values of all rows, their mean, or their sum."""
 
 
 def _rows_of(logits: Any, target: Any, weight: Any) -> bool:
