@@ -104,15 +104,21 @@ def forget_worker(key: int) -> None:
         _changed.notify_all()
 
 
-def wait_for_worker(key: int) -> WorkerState:
+def wait_for_worker(key: int, timeout_s: float | None = None) -> WorkerState:
     """The worker of an engine in this proc, which has been spawned; waits for its constructor.
 
+    Args:
+        key: identifies the engine.
+        timeout_s: longest wait, where the key comes from a record, which may name an engine that never was.
+
     Raises:
-        RuntimeError: the mesh ended before.
+        RuntimeError: the mesh ended before, or there is no such worker after this time.
     """
     with _changed:
-        _changed.wait_for(lambda: key in _states or key in _ended)
+        _changed.wait_for(lambda: key in _states or key in _ended, timeout_s)
         state = _states.get(key)
-        if state is None:
+        if state is not None:
+            return state
+        if key in _ended:
             raise RuntimeError(f"the mesh of this tensor has ended: {_ended[key]}")
-        return state
+        raise RuntimeError(f"no stream {key:#x} was opened in this process within {timeout_s:g} s")

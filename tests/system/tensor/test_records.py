@@ -27,7 +27,9 @@ _NUM_OPS = int(os.environ.get("MONARCH_HPC_TEST_OPS", "8000"))
 """Number of operations in a loop, whose memory is measured: a million for a long run."""
 
 _HOSTILE = (-(2**63), -(2**40), -2, -1, 0, 1, 2, 3, 5, 9, 14, 15, 16, 17, 18, 19, 30, 1000, 2**40, 2**63 - 1)
-_GET_S = 60.0
+_GET_S = 90.0
+_COLLECTIVE_S = 30.0
+"""Longest wait of a rank for the others, and for a stream that a malformed record names."""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,11 @@ def fuzzed(hosts: HostMesh) -> Iterator[ProcMesh]:
     """Procs whose workers get malformed records."""
     found = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
     settle(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_HPC_TENSOR__FLUSH_S", "3600")  # the same frames in each run
+        patch.setenv("MONARCH_HPC_TENSOR__COLLECTIVE_S", str(_COLLECTIVE_S))
+        with found.activate():
+            pass
     yield found
     found.stop().get(_GET_S)
 

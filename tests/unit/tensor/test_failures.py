@@ -120,6 +120,11 @@ def test_a_worker_that_never_comes_is_not_waited_for() -> None:
             early.result(60)
 
 
+def test_a_stream_that_nobody_opened_is_not_waited_for_without_end() -> None:
+    with pytest.raises(RuntimeError, match=r"no stream 0x2a was opened in this process within 0 s"):
+        wait_for_worker(0x2A, 0.0)
+
+
 def test_a_lost_mesh_says_what_to_do() -> None:
     text = str(DeviceMeshError("procs1", "died", 1, "signal 9"))
     assert "rank 1 died: signal 9" in text and "checkpoint" in text
