@@ -33,6 +33,10 @@ hypothesis.settings.load_profile("house")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# The programs of several tests share few cores: with a thread for each core, the threads of torch in one process would
+# spin until others, which wait for a core, have ended their part. That is three quarters of the CPU time of an example.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Time that the kernel may take to end a killed process.
 _SETTLE_S = 30.0 * float(os.environ.get("PATIENCE") or 1)
 

@@ -9,6 +9,29 @@ __all__ = ["WaitingBesideBusy"]
 
 # What decides how long these take are intervals and deadlines, of Slurm or of agents, more than processors.
 WAITING = ("tests/slurm/", "tests/system/agent/", "tests/system/hosts/", "tests/system/job/")
+# Those that take more than a minute, the longest first: begun last, one of them would run alone at the end.
+LONG = (
+    "tests/system/programs/test_examples.py",
+    "tests/slurm/test_heirs.py",
+    "tests/system/transport/test_conformance.py",
+    "tests/system/hosts/test_rejoin.py",
+    "tests/slurm/test_alloc.py",
+    "tests/slurm/test_hosts.py",
+    "tests/slurm/test_links.py",
+    "tests/system/hosts/test_heirs.py",
+    "tests/slurm/test_lab.py",
+    "tests/slurm/test_causes.py",
+    "tests/slurm/test_ghosts.py",
+    "tests/slurm/test_queue.py",
+    "tests/slurm/test_readme.py",
+    "tests/slurm/test_chaos.py",
+    "tests/slurm/test_own_job.py",
+    "tests/slurm/test_other_users.py",
+    "tests/slurm/test_kept_meshes.py",
+    "tests/slurm/test_returns.py",
+    "tests/slurm/test_trainings.py",
+    "tests/system/tensor/test_healing_tensors.py",
+)
 # One for each core of the smallest machine in use.
 NUM_BUSY = 2
 
@@ -16,15 +39,17 @@ NUM_BUSY = 2
 class WaitingBesideBusy(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """The tests of a file stay together; `NUM_BUSY` processes begin with files that compute, the others only wait.
 
+    Each begins with the longest of its files.
+
     With one queue for all, at one time more processes compute than there are cores, and tests with a time limit fail;
     at another all wait.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         busy = self._is_busy(node)
-        first = next((file for file in self.workqueue if file.startswith(WAITING) is not busy), None)
-        if first is not None:
-            self.workqueue.move_to_end(first, last=False)
+        files = [*(file for file in LONG if file in self.workqueue), *self.workqueue]
+        first = next((file for file in files if file.startswith(WAITING) is not busy), files[0])
+        self.workqueue.move_to_end(first, last=False)
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,15 +16,22 @@ from monarch_hpc.config.schema import Config
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 
-__all__ = ["controlled", "settle"]
+__all__ = ["controlled", "controlling", "settle"]
 
 
 @contextlib.contextmanager
 def controlled(config: Config, num_hosts: int = 2) -> Iterator[HostMesh]:
     """An allocation of *num_hosts* embedded hosts, with this process as its controller."""
-    with open_local(num_hosts, config) as directory, pytest.MonkeyPatch.context() as patch:
+    with open_local(num_hosts, config) as directory, controlling(directory, "feedbeef") as hosts:
+        yield hosts
+
+
+@contextlib.contextmanager
+def controlling(directory: Path, run: str) -> Iterator[HostMesh]:
+    """The hosts of the allocation in *directory*, with this process as the controller of *run*."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv(DIRECTORY_VARIABLE, str(directory))
-        patch.setenv(RUN_VARIABLE, "feedbeef")
+        patch.setenv(RUN_VARIABLE, run)
         Controller.instance()
         try:
             yield monarch_hpc.hosts()

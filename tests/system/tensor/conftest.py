@@ -1,31 +1,44 @@
-"""Two procs that have torch, shared by all tests of a file: loading it takes longer than the tests.
+"""Two procs that have torch, shared by all tests of a file, on a host that all files share.
 
-Not by all files: a worker of the suite runs others in between, which have allocations of their own.
+Loading torch takes longer than the tests, and the host forks procs from a process that has loaded it. What a worker of
+the suite runs in between has allocations and controllers of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from monarch_hpc import HostMesh, ProcMesh
+from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
-from tests.system.support.controlling import controlled, settle
+from monarch_hpc.core.ids import new_run_id
+from tests.system.support.controlling import controlling, settle
 
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor")
 """The modules that procs of a `Mesh` fork with: a worker that loads it itself takes two seconds for it."""
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    """One host of an embedded allocation, with this process as its controller."""
+@pytest.fixture(scope="session")
+def allocation() -> Iterator[Path]:
+    """The directory of an embedded allocation of one host."""
     pytest.importorskip("torch")
+    # As `patience`, which is for one file.
+    config = load({"procs.stop_s": 5.0, "liveness.dead_s": 600.0, "procs.cause_s": 20.0}).config
+    with open_local(1, config) as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def hosts(allocation: Path) -> Iterator[HostMesh]:
+    """The host, with this process as the controller of a run for each file."""
     with pytest.MonkeyPatch.context() as patch:
         # Not of the allocation: the program opens tensors with a configuration of its own.
         patch.setenv("MONARCH_HPC_TENSOR__COLLECTIVE_S", "120")
         patch.setenv("MONARCH_HPC_TENSOR__KEEP_ERRORS", "50")
-        with controlled(load({"procs.stop_s": 5.0}).config, 1) as hosts:
+        with controlling(allocation, new_run_id()) as hosts:
             yield hosts
 
 

@@ -14,6 +14,7 @@ from monarch_hpc import Actor, ProcMesh, endpoint, hosts
 from monarch_hpc.actor import as_endpoint
 from monarch_hpc.distributed import Mesh
 from monarch_hpc.tensor import Stream, inspect
+from tests.system.tensor.conftest import PRELOADED
 
 _GET_S = 120.0
 
@@ -22,7 +23,7 @@ class Lead(Actor):
     """Starts procs, and works with tensors on them."""
 
     def __init__(self) -> None:
-        self.procs: Any = hosts().slice(hosts=0).spawn_procs({"dp": 2}, preload=["torch"])
+        self.procs: Any = hosts().slice(hosts=0).spawn_procs({"dp": 2}, preload=PRELOADED)
 
     @endpoint
     def train(self) -> list[float]:

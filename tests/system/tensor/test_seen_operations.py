@@ -17,7 +17,7 @@ import torch
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.attach.attach import query_rows
 from monarch_hpc.cli.main import main
-from monarch_hpc.config.program import DIRECTORY_VARIABLE
+from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.telemetry.views.picture import Row, draw
 from monarch_hpc.tensor import Stream, remote, sync
 from monarch_hpc.testing import wait_until
@@ -42,10 +42,10 @@ def release(x: torch.Tensor) -> torch.Tensor:
 
 
 def workers() -> list[Row]:
-    """The rows of the workers that have an operation."""
+    """The rows of this run's workers that have an operation."""
     report = query_rows(Path(os.environ[DIRECTORY_VARIABLE]), CALLS, _ASK_S)
     assert report is not None
-    return [row for row in draw(report.rows).rows if row.operation]
+    return [row for row in draw(report.rows).rows if row.operation and row.run == os.environ[RUN_VARIABLE]]
 
 
 def test_each_ranks_operation_and_line(hosts: HostMesh, procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:

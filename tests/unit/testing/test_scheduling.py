@@ -82,6 +82,15 @@ def test_no_more_processes_compute_than_there_are_cores_and_those_wait_last() ->
         assert files == sorted(files, key=WAITING.__contains__)
 
 
+def test_the_longest_files_come_first() -> None:
+    first = [file for _, file in run([*WAITING, *COMPUTING, *reversed(scheduling.LONG)], 4, each=1)]
+    positions = [first.index(file) for file in scheduling.LONG]
+    waiting = [file.startswith(scheduling.WAITING) for file in scheduling.LONG]
+    for kind, others in ((True, WAITING), (False, COMPUTING)):
+        own = [position for position, waits in zip(positions, waiting, strict=True) if waits is kind]
+        assert max(own) < min(map(first.index, others))
+
+
 @pytest.mark.parametrize("file", [*WAITING, *COMPUTING])
 def test_what_a_crash_leaves_of_a_file_is_run_by_others(file: str) -> None:
     ran = list(run([*WAITING, *COMPUTING], 4, crashes_in=file))
@@ -93,5 +102,6 @@ def test_a_part_of_the_suite_runs_too() -> None:
     assert len(list(run(WAITING, 4))) == 4 * len(WAITING)
 
 
-def test_the_folders_that_wait_exist() -> None:
+def test_the_folders_that_wait_and_the_longest_files_exist() -> None:
     assert all(list((ROOT / folder).glob("test_*.py")) for folder in scheduling.WAITING)
+    assert all((ROOT / file).is_file() for file in scheduling.LONG)
