@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from monarch_hpc.agent.children.environment import without_step
@@ -30,7 +31,7 @@ from monarch_hpc.telemetry.scribe.framing import MessageSocket
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion, Rows
+from monarch_hpc.wire.control.questions import Ask, AskHosts, AskSql, Portion, Rows, SqlAnswer
 from monarch_hpc.wire.control.scribe import (
     AskHelper,
     BeginSampling,
@@ -54,6 +55,11 @@ _SHIP_S = 5.0
 
 _MAX_WAITING = 1000
 """Messages that a helper may leave unread before it is ended."""
+
+_SOLVE_S = 2.0
+"""Beyond its own time, how long an engine may take to say that it was not enough."""
+
+_LATE = "the helper of the head's host does not answer"
 
 _log = Logger(__name__)
 
@@ -86,6 +92,7 @@ class Scribe:
         self._num_starts = 0
         self._questions: dict[int, tuple[Ask, int, Callable[[Portion | None], None]]] = {}
         self._merging: set[int] = set()
+        self._solving: dict[int, tuple[AskSql, Callable[[SqlAnswer], None]]] = {}
         self._tickets = itertools.count(1)
         self._shipping: dict[int, Callable[[], None]] = {}
         keep = settings.telemetry.keep
@@ -145,6 +152,22 @@ class Scribe:
         self._questions[ticket] = question, max_bytes, reply
         self._engine.call_later(question.timeout_s, partial(self._give_up, ticket))
         self._put(ticket)
+
+    def solve(self, question: AskSql, reply: Callable[[SqlAnswer], None]) -> None:
+        """Have the engine of this host plan a question in SQL, or run its last text; *reply* is called once."""
+        self._start()
+        if self._messages is None:
+            reply(SqlAnswer(question.ticket, absent=f"host {self._settings.name} has no helper: see its agent's log"))
+            return
+        ticket = next(self._tickets)
+        self._solving[ticket] = question, reply
+        self._engine.call_later(question.timeout_s + _SOLVE_S, partial(self._solved, SqlAnswer(ticket, absent=_LATE)))
+        self._tell(replace(question, ticket=ticket))
+
+    def _solved(self, answer: SqlAnswer) -> None:
+        question, reply = self._solving.pop(answer.ticket, (None, None))
+        if question is not None and reply is not None:
+            reply(replace(answer, ticket=question.ticket))
 
     def ship(self, done: Callable[[], None], *, with_open: bool) -> None:
         """Have the helper write what it keeps; call *done* once: when it has, or when there is nothing to wait for.
@@ -261,6 +284,8 @@ class Scribe:
             for message in messages.receive():
                 if isinstance(message, Shipped):
                     self._shipped(message.ticket)
+                elif isinstance(message, SqlAnswer):
+                    self._solved(message)
                 elif isinstance(message, Rows):
                     self._merging.discard(message.ticket)
                     _, _, reply = self._questions.pop(message.ticket, (None, 0, _ignore))
@@ -296,6 +321,11 @@ class Scribe:
                 self._give_up(ticket)
             else:
                 self._put(ticket)
+        for ticket, (asked, _) in list(self._solving.items()):
+            if self._messages is None:
+                self._solved(SqlAnswer(ticket, absent=f"the helper of host {self._settings.name} has ended"))
+            else:
+                self._tell(replace(asked, ticket=ticket))  # it changes nothing, and may be asked again
 
     def _let_go(self) -> None:
         if self._messages is not None:
