@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import select
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from monarch_hpc.attach.attach import HeadClient
@@ -25,7 +27,10 @@ _START_S = 60.0
 _GRACE_S = 12.0
 """Beyond the time of a query, how long the answer of a head's engine may be on its way; agents have earlier limits."""
 
-_MAX_OWN_BYTES = 1 << 30
+_OWN_GRACE_S = 2.0
+"""Likewise of an engine in a child, which ends late questions itself."""
+
+_MAX_OWN_BYTES = 256 << 20
 """Limit on the answer of an engine in a child; those of a head's have `telemetry.max_answer_bytes`."""
 
 
@@ -52,9 +57,10 @@ class _OwnEngine:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._messages: MessageSocket | None = None
+        self._tickets = itertools.count(1)
 
     def ask(self, question: AskSql, patience_s: float) -> SqlAnswer:
-        until_s = monotonic() + patience_s
+        until_s = monotonic() + patience_s + _OWN_GRACE_S
         if self._messages is None:
             try:
                 self._process, self._messages = launch_engine()
@@ -62,12 +68,13 @@ class _OwnEngine:
                 return SqlAnswer(0, absent=f"the engine of queries cannot be started: {error}")
             until_s += _START_S
         messages = self._messages
-        messages.send(question)
+        ticket = next(self._tickets)
+        messages.send(replace(question, ticket=ticket))
         while not messages.ended and (left_s := until_s - monotonic()) > 0:
             select.select([messages], [messages] if messages.num_waiting else [], [], left_s)
             messages.flush()
             for message in messages.receive():
-                if isinstance(message, SqlAnswer):
+                if isinstance(message, SqlAnswer) and message.ticket == ticket:
                     return message
         why = "has ended" if messages.ended else f"does not answer within {patience_s:g} s"
         return SqlAnswer(0, absent=f"the engine of queries {why}")

@@ -55,9 +55,7 @@ _FORMAT = "Format of the answer; parquet is written to the FILE of -o."
     callback=output_file,
     help="For parquet.",
 )
-@click.option(
-    "--explain", is_flag=True, help="Show the tables that would be asked for, and the plan; ask no host for rows."
-)
+@click.option("--explain", is_flag=True, help="Show the tables that would be asked for, and the plan; ask for no rows.")
 @click.option("--partial", is_flag=True, help="Exit with 0 even if some processes are missing in the answer.")
 @click.option("--list", "listed", is_flag=True, help="Show the questions that have names, the tables and columns.")
 @output_options

@@ -128,12 +128,13 @@ class Helper:
     def _answer(self, question: AskHelper) -> None:
         samples = self._samples
         assert samples is not None, "the agent begins with `BeginSampling`"
-        if question.table != KEEPING.name and samples.is_stale:
+        tables = parse_question(question.pieces).tables if question.pieces else [question.table]
+        if samples.is_stale and not samples.sources.keys().isdisjoint(tables):
             self._sample()
         sources = {**samples.sources, KEEPING.name: self._keeping}
         if question.pieces and not self.engine.absent:
-            asked = parse_question(question.pieces).tables
-            rows = {name: TABLES[name].render(samples.sources[name](), {}) for name in asked if name in samples.sources}
+            sampled = {name: read for name, read in samples.sources.items() if name in tables}
+            rows = {name: TABLES[name].render(read(), {}) for name, read in sampled.items()}
             state = self._keeping()[0]
             own = AskEngine(
                 ticket=question.ticket,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import resource
 import select
 import signal
@@ -17,11 +18,13 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from dataclasses import replace
 from functools import partial
 
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.process.dumps import forbid_core_dumps
 from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.sql.forks import QuestionForks
@@ -29,6 +32,7 @@ from monarch_hpc.telemetry.sql.unanswered import EngineQuestion, unanswered
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskSql, Portion, Rows, SqlAnswer
 from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, MergeParts, ProcOver, ProcRuns
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.tables.pieces import AnswerPart
 
 __all__ = ["EngineProcess", "launch_engine", "main"]
@@ -37,6 +41,12 @@ _IDLE_S = 600.0
 
 _MAX_MEMORY_BYTES = 8 << 30
 """Limit on the address space of a process, for what the engine does not count; libraries reserve some of it."""
+
+_KEEP_PLANS = 256
+"""Plans that are kept: of a few kB each."""
+
+_VOLATILE = re.compile("now|current|today|random|uuid", re.IGNORECASE)
+"""Words of questions whose plans hold for the moment only: their optimizer has put the time in."""
 
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -86,7 +96,8 @@ class EngineProcess:
         self._begin: BeginLeaf | None = None
         self._procs: dict[ProcPlace, int] = {}
         self._dead: deque[tuple[ProcPlace, int]] = deque()
-        self.forks = QuestionForks(messages)
+        self._plans: Recent[str, SqlAnswer] = Recent(_KEEP_PLANS)
+        self.forks = QuestionForks(messages, self._keep_plan)
         if not absent:
             from monarch_hpc.telemetry.sql.planning import Planner
 
@@ -106,8 +117,17 @@ class EngineProcess:
                 self._messages.send(SqlAnswer(message.ticket, absent=self._absent))
             case AskEngine() | MergeParts() if self._absent:
                 self._messages.send(unanswered(message, self._absent))
+            case AskSql() if not message.given and (known := self._plans.get(message.sql)) is not None:
+                self._messages.send(replace(known, ticket=message.ticket))
             case AskEngine() | MergeParts() | AskSql():
                 self.forks.begin(message, partial(self._answer, message))
+
+    def _keep_plan(self, question: EngineQuestion, body: bytes) -> None:
+        """Keep the plan of a question, which dashboards and scripts ask again."""
+        if isinstance(question, AskSql) and not question.given and not _VOLATILE.search(question.sql):
+            answer = decode(body)
+            if isinstance(answer, SqlAnswer) and answer.body:
+                self._plans[question.sql] = answer
 
     def _end(self, place: ProcPlace, *, failed: bool) -> None:
         fd = self._procs.pop(place, -1)

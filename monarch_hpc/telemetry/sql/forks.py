@@ -44,6 +44,7 @@ class _Running:
     pid: int
     pipe: int
     body: bytearray = field(default_factory=bytearray)
+    is_answered: bool = False
 
 
 class QuestionForks:
@@ -51,10 +52,12 @@ class QuestionForks:
 
     Args:
         messages: where their answers go.
+        answered: called with each question and the body of its answer.
     """
 
-    def __init__(self, messages: MessageSocket) -> None:
+    def __init__(self, messages: MessageSocket, answered: Callable[[EngineQuestion, bytes], None]) -> None:
         self._messages = messages
+        self._answered = answered
         self._waiting: deque[_Waiting] = deque()
         self._running: list[_Running] = []
         self._libc = ctypes.CDLL(None)
@@ -82,7 +85,8 @@ class QuestionForks:
         for one in [one for one in self._running if one.until_s <= now_s]:
             os.kill(one.pid, signal.SIGKILL)
             self._end(one)
-            self._messages.send(unanswered(one.question, late(one.question)))
+            if not one.is_answered:
+                self._messages.send(unanswered(one.question, late(one.question)))
         for waiting in [waiting for waiting in self._waiting if waiting.until_s <= now_s]:
             self._waiting.remove(waiting)
             self._messages.send(unanswered(waiting.question, late(waiting.question)))
@@ -159,12 +163,15 @@ class QuestionForks:
                 return
             if piece:
                 one.body += piece
+                size = int.from_bytes(one.body[:_LENGTH_BYTES], "little")
+                if len(one.body) >= _LENGTH_BYTES and len(one.body) == _LENGTH_BYTES + size:
+                    one.is_answered = True
+                    body = bytes(one.body[_LENGTH_BYTES:])
+                    self._messages.send_encoded(body)
+                    self._answered(one.question, body)
                 continue
             status = self._end(one)
-            size = int.from_bytes(one.body[:_LENGTH_BYTES], "little")
-            if len(one.body) >= _LENGTH_BYTES and len(one.body) == _LENGTH_BYTES + size:
-                self._messages.send_encoded(one.body[_LENGTH_BYTES:])
-            else:
+            if not one.is_answered:
                 how = f"the query ended its process (status {status}): it takes too much memory"
                 self._messages.send(unanswered(one.question, how))
             return
