@@ -48,7 +48,8 @@ from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, NO_RUN, RUN_COOKIE
 __all__ = ["Scribe"]
 
 _MAX_STARTS = 2
-"""A helper that has died twice is taken for one that cannot work here."""
+_STARTS_S = 60.0
+"""A helper that has died so often in this time may not be able to work here, and is left alone for as long."""
 
 _SHIP_S = 5.0
 """Longest wait of the end of an allocation for the last records: a file system that hangs must not hold it up."""
@@ -89,7 +90,7 @@ class Scribe:
         self._dead: deque[tuple[ProcPlace, int, ProcOver]] = deque()
         self._messages: MessageSocket | None = None
         self._pid = 0
-        self._num_starts = 0
+        self._starts_s: deque[float] = deque(maxlen=_MAX_STARTS)
         self._questions: dict[int, tuple[Ask, int, Callable[[Portion | None], None]]] = {}
         self._merging: set[int] = set()
         self._solving: dict[int, tuple[AskSql, Callable[[SqlAnswer], None]]] = {}
@@ -200,10 +201,14 @@ class Scribe:
 
     # ---- the process ----
 
+    def _is_barred(self) -> bool:
+        starts_s = self._starts_s
+        return len(starts_s) == _MAX_STARTS and self._engine.clock() - starts_s[0] < _STARTS_S
+
     def _start(self) -> None:
-        if self._messages is not None or self._is_closed or self._num_starts == _MAX_STARTS:
+        if self._messages is not None or self._is_closed or self._is_barred():
             return
-        self._num_starts += 1
+        self._starts_s.append(self._engine.clock())
         own, other = socket.socketpair()
         fd = other.fileno()
         try:
@@ -313,9 +318,11 @@ class Scribe:
             return
         for ticket in list(self._shipping):
             self._shipped(ticket)
-        last = " for the second time, and is not started again" if self._num_starts == _MAX_STARTS else ""
+        last = f" for the second time, and is left alone for {_STARTS_S:.0f} s" if self._is_barred() else ""
         _log.warning("the helper of this host has ended%s: %s", last, Death.of_exit(how).cause)
         self._start()
+        if self._messages is None and self._procs and self._keeps:
+            self._engine.call_later(_STARTS_S, self._start)
         for ticket in list(self._questions):
             if self._messages is None or ticket in self._merging:
                 self._give_up(ticket)

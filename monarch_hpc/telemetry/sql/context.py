@@ -1,4 +1,4 @@
-"""Runs texts in SQL over the rows of tables. A door to DataFusion, which runs in processes of its own only."""
+"""Runs texts in SQL over the rows of tables. The door to DataFusion, which runs in processes of its own only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import datafusion
 import pyarrow as pa
+from datafusion.unparser import Dialect, Unparser
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.kept.arrow import least_time, schema_of, table_of_rows
@@ -17,7 +18,18 @@ from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan, tables_of
 from monarch_hpc.wire.tables.pieces import SQL_TABLES, QueryPiece
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["AnswerTooLong", "KeptRows", "RowSet", "combine", "context_of", "finish", "prepare", "results_of", "run"]
+__all__ = [
+    "AnswerTooLong",
+    "KeptRows",
+    "RowSet",
+    "combine",
+    "context_of",
+    "finish",
+    "prepare",
+    "results_of",
+    "run",
+    "unparse",
+]
 
 _QUERY_BYTES = 1 << 30
 """Limit on the memory that the engine gives to sorts and groups; it does not use the disk."""
@@ -101,6 +113,11 @@ def run(context: Any, sql: str) -> Any:
     # Nothing but questions: no CREATE, COPY, INSERT, SET; and it has no functions that read files.
     options = datafusion.SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
     return context.sql_with_options(sql, options)
+
+
+def unparse(plan: Any) -> str:
+    """Return a logical plan, or a part of one, as SQL."""
+    return str(Unparser(Dialect.default()).plan_to_sql(plan))
 
 
 def _register(context: Any, name: str, rows: Any) -> None:

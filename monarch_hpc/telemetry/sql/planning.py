@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from datafusion.unparser import Dialect, Unparser
-
-from monarch_hpc.telemetry.sql.context import RowSet, combine, context_of, finish, prepare, results_of, run
+from monarch_hpc.telemetry.sql.context import RowSet, combine, context_of, finish, prepare, results_of, run, unparse
 from monarch_hpc.telemetry.sql.given import TakenQuestion
 from monarch_hpc.telemetry.sql.plan import QueryPlan, tables_of
 from monarch_hpc.telemetry.sql.pull import pull
@@ -34,9 +32,8 @@ class Planner:
         """
         frame = run(self._context, sql)
         logical = frame.optimized_logical_plan()
-        unparser = Unparser(Dialect.default())
         tables = tables_of(sql)
-        pulled = pull(sql, tables, logical, unparser.plan_to_sql)
+        pulled = pull(sql, tables, logical, unparse)
         plan = split(sql, frame.schema().names) if len(pulled.pieces) == 1 else None
         if plan is None or not _fits(plan, frame.schema()):
             plan = pulled

@@ -118,7 +118,7 @@ def test_names_of_programs_that_are_not_unicode_are_rows(ask: Ask) -> None:
         ("SELECT * FROM x", "there is no table 'x' (line 1, column 15): there are: actors, channels, clocks"),
         ("SELECT rank,\n  valu FROM metrics", "there is no column 'valu' (line 2, column 3): did you mean value?"),
         ("SELECT m.valu FROM metrics m", "there is no column 'valu' (line 1, column 10): did you mean value?"),
-        ("SELEC 1", "Line: 1, Column: 1\")\n    SELEC 1\n    ^"),
+        ("SELEC 1", 'Line: 1, Column: 1")\n    SELEC 1\n    ^'),
         ("SELECT frobnicate(1)", "there is no function 'frobnicate' (line 1, column 8)"),
         ("", "No SQL statements"),
         ("SELECT 1; SELECT 2", "single SQL statement"),
