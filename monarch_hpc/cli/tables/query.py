@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.option_values import output_file, seconds
+from monarch_hpc.cli.option_values import deadline_option, output_file, since_option
 from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, find_askable
 from monarch_hpc.core.storage.files import write_private
@@ -35,16 +35,8 @@ _FORMAT = "Format of the answer; parquet is written to the FILE of -o."
     "--allocation", "name", metavar="NAME", help="Only this one, by name, uuid or directory, also after its end."
 )
 @click.option("--job", metavar="ID", type=int, help="Only the allocation with this Slurm job, also after its end.")
-@click.option("--since", metavar="TIME", callback=seconds, help="Only records of the last TIME, e.g. 10m.")
-@click.option(
-    "--deadline",
-    "timeout_s",
-    metavar="TIME",
-    default="10s",
-    show_default=True,
-    callback=seconds,
-    help="Wait no longer for the answers.",
-)
+@since_option("records")
+@deadline_option("the answers")
 @click.option("--format", "form", type=click.Choice(["table", "json", "csv", "parquet"]), default="table", help=_FORMAT)
 @click.option(
     "-o",

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from monarch_hpc.telemetry.sql.leaf import HostLeaf
 
 from monarch_hpc.agent.casts.host_questions import HostQuestions
-from monarch_hpc.telemetry.sql.leaf import HostLeaf
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message, encode
