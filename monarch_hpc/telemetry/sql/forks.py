@@ -69,7 +69,7 @@ class QuestionForks:
 
     def due_s(self) -> float:
         """The time until a deadline, in seconds."""
-        every = [one.until_s for one in (*self._running, *self._waiting)]
+        every = [*(one.until_s for one in self._running), *(one.until_s for one in self._waiting)]
         return min(every, default=float("inf")) - monotonic()
 
     def begin(self, question: EngineQuestion, run: Callable[[], Message]) -> None:

@@ -175,6 +175,8 @@ def test_the_process_of_one_question_ends_alone(host: Host) -> None:
     endless = f"SELECT sum(a.value + b.value) FROM {many} a, {many} b, handled WHERE a.value <> b.value"
     count = "SELECT count(*) AS num FROM handled"
     assert rows_of(host.ask(count, "handled")) == [{"num": 22}]
+    threads = {path.read_text().strip() for path in Path(f"/proc/{host.pid}/task").glob("*/comm")}
+    assert not any(name.startswith("tokio") for name in threads), threads  # the engine would hang in forks
     late = host.begin(endless, "handled", 5.0)
     killed = host.begin(endless, "handled")
 
