@@ -15,7 +15,7 @@ pytest.importorskip("sqlglot")
 pa = pytest.importorskip("pyarrow")
 
 from monarch_hpc.telemetry.kept.arrow import schema_of  # noqa: E402
-from monarch_hpc.telemetry.sql.context import RowSet, combine, finish, results_of  # noqa: E402
+from monarch_hpc.telemetry.sql.context import RowSet, columns_needed, combine, finish, results_of  # noqa: E402
 from monarch_hpc.telemetry.sql.plan import QueryPlan  # noqa: E402
 from monarch_hpc.telemetry.sql.planning import Planner  # noqa: E402
 from monarch_hpc.telemetry.sql.results import pack, unpack  # noqa: E402
@@ -221,3 +221,16 @@ def test_what_is_pulled_is_what_the_question_needs(planner: Planner) -> None:
     sql = "SELECT count(*) FROM handled WHERE rank > (SELECT max(rank) FROM handled WHERE pid = 3)"
     (piece,) = planner.plan(sql).pulled.pieces
     assert piece.host.startswith(("SELECT rank, pid FROM handled ORDER BY t DESC LIMIT", "SELECT * "))
+
+
+def test_hosts_make_the_columns_that_their_texts_name(planner: Planner) -> None:
+    def needed(sql: str) -> set[str]:
+        (columns,) = columns_needed(planner.plan(sql).split.pieces).values()
+        return columns
+
+    keys = {"run", "mesh", "rank", "host", "pid", "t", "record"}
+    assert needed("SELECT endpoint, count(*), avg(ran_us) FROM handled GROUP BY 1") == keys | {"endpoint", "ran_us"}
+    assert needed("SELECT call FROM handled WHERE bytes > 3 AND error LIKE 'a%'") == keys | {"call", "bytes", "error"}
+    everything = {column.name for column in SQL_TABLES["handled"].columns}
+    assert needed("SELECT bytes * 2 FROM handled") == everything
+    assert len(needed("SELECT host FROM host_samples")) == len(SQL_TABLES["host_samples"].columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -13,15 +14,16 @@ from datafusion.unparser import Dialect, Unparser
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.kept.arrow import least_time, schema_of, table_of_rows
-from monarch_hpc.telemetry.kept.reading import find_kept
+from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns, find_kept
 from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan, tables_of
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, QueryPiece
+from monarch_hpc.wire.tables.pieces import RECORD_TABLES, SQL_TABLES, QueryPiece
 from monarch_hpc.wire.tables.schema import Table
 
 __all__ = [
     "AnswerTooLong",
     "KeptRows",
     "RowSet",
+    "columns_needed",
     "combine",
     "context_of",
     "finish",
@@ -125,29 +127,61 @@ def _register(context: Any, name: str, rows: Any) -> None:
     context.register_record_batches(name, [batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)]])
 
 
-def context_of(rows: RowSet, names: Collection[str], unreadable: list[str], pulled: Collection[str] = ()) -> Any:
-    """A context with some tables; those that were *pulled* have their kept rows already."""
+def columns_needed(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
+    """Return the columns that the rows of tables of records must have for some pieces; others have all of them.
+
+    Args:
+        pieces: each about one table, so that a word in their texts is a column of it, or something else.
+    """
+    found: dict[str, set[str]] = {}
+    for piece in pieces:
+        known = {column.name for column in SQL_TABLES[piece.table].columns}
+        if piece.table not in RECORD_TABLES:
+            found[piece.table] = known  # by all of them, live rows are told from kept ones
+            continue
+        is_open = "*" in re.sub(r"count\(\*\)", "", piece.host, flags=re.IGNORECASE)  # a star stands for all of them
+        named = known if is_open else known.intersection(word.lower() for word in re.findall(r"\w+", piece.host))
+        found.setdefault(piece.table, known.intersection((*_KEYS, "host", "t"))).update(named)
+    return found
+
+
+def context_of(
+    rows: RowSet,
+    names: Collection[str],
+    unreadable: list[str],
+    pulled: Collection[str] = (),
+    columns: Columns = ALL_COLUMNS,
+) -> Any:
+    """A context with some tables; those that were *pulled* have their kept rows already.
+
+    Args:
+        columns: those that tables have; the rows may have more.
+    """
     context = _open_context()
-    kept = _read_kept(context, rows, [name for name in names if name not in pulled], unreadable) if rows.kept else {}
+    asked = [name for name in names if name not in pulled]
+    kept = _read_kept(context, rows, asked, unreadable, columns) if rows.kept else {}
     for name in names:
         table, live = SQL_TABLES[name], rows.live.get(name)
-        live = table_of_rows(table, []) if live is None else live
+        chosen = [one.name for one in table.columns if one.name in columns.get(name, (one.name,))]
+        live = (table_of_rows(table, []) if live is None else live).select(chosen)
         if table.history and rows.since_s and len(live):
             live = live.filter(pa.compute.greater_equal(live.column("t"), least_time(rows.since_s)))
         if kept.get(name):
-            context.register_view(name, _join(context, table, live, kept[name]))
+            context.register_view(name, _join(context, table, chosen, live, kept[name]))
         else:
             _register(context, name, live)
     return context
 
 
-def _read_kept(context: Any, rows: RowSet, names: Collection[str], unreadable: list[str]) -> dict[str, list[Any]]:
+def _read_kept(
+    context: Any, rows: RowSet, names: Collection[str], unreadable: list[str], needed: Columns
+) -> dict[str, list[Any]]:
     """The kept rows of some tables, each as frames of the engine."""
     found: dict[str, list[Any]] = {name: [] for name in names}
     for some in rows.kept:
         kept = find_kept(some.directory)
         unreadable += map(str, kept.unreadable)
-        for name, parts in kept.rows(names, some.has).items():
+        for name, parts in kept.rows(names, some.has, needed).items():
             found[name] += [context.from_arrow(part) for part in parts]
             found[name] += [some.chosen(context.read_parquet(str(path))) for path in kept.files.get(name, {})]
     if rows.since_s:
@@ -158,14 +192,14 @@ def _read_kept(context: Any, rows: RowSet, names: Collection[str], unreadable: l
     return found
 
 
-def _join(context: Any, table: Table[Any], live: Any, kept: list[Any]) -> Any:
-    """The live rows of a table, and those kept rows that are not among them."""
-    columns = [column.name for column in table.columns]
+def _join(context: Any, table: Table[Any], columns: Sequence[str], live: Any, kept: list[Any]) -> Any:
+    """Some columns of the live rows of a table, and of those kept rows that are not among them."""
     every = kept[0].select(*columns)
     for frame in kept[1:]:
         every = every.union(frame.select(*columns))
     keys = [name for name in _KEYS if name in columns]
-    if "record" not in keys and "state" not in keys:
+    own_names = {column.name for column in table.columns}
+    if "record" not in own_names and "state" not in own_names:
         return every.union(context.from_arrow(live)).distinct() if len(live) else every.distinct()
     if not len(live):
         return every
@@ -178,7 +212,8 @@ def _join(context: Any, table: Table[Any], live: Any, kept: list[Any]) -> Any:
 
 def results_of(pieces: Sequence[QueryPiece], rows: RowSet, unreadable: list[str]) -> list[Any]:
     """Return the results of the pieces over some rows."""
-    context = context_of(rows, {piece.table for piece in pieces}, unreadable)
+    columns = columns_needed(pieces)
+    context = context_of(rows, columns.keys(), unreadable, columns=columns)
     return [_rows(run(context, piece.host)) for piece in pieces]
 
 

@@ -16,7 +16,7 @@ from monarch_hpc.core.errors import FrameError
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.kept.arrow import table_of_rows
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
-from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, combine, finish, results_of
+from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, columns_needed, combine, finish, results_of
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows, parse, render
 from monarch_hpc.telemetry.sql.live import live_rows
 from monarch_hpc.telemetry.sql.plan import MAX_ROWS
@@ -39,7 +39,8 @@ def answer_part(asked: AskEngine, begin: BeginLeaf, procs: list[tuple[ProcPlace,
     question = parse_question(asked.pieces)
     rows = {name: json.loads(text) for name, text in asked.rows.items() if name in SQL_TABLES}
     correction = Correction(asked.offset_ns, asked.error_us)
-    live, num_lost = live_rows(question.tables, rows, procs, begin.host, correction)
+    columns = columns_needed(question.pieces)
+    live, num_lost = live_rows(question.tables, rows, procs, begin.host, correction, columns)
     kept = []
     if begin.directory:
         kept.append(KeptRows(Path(begin.directory), ranks=[begin.rank], hosts={begin.rank: begin.host}))
