@@ -245,11 +245,7 @@ def query_rows(
 
 
 def query_portions(
-    head: Path | HeadClient,
-    table: str,
-    timeout_s: float,
-    where: Mapping[str, object] | None = None,
-    pieces: str = "",
+    head: Path | HeadClient, table: str, timeout_s: float, where: Mapping[str, object] | None = None, pieces: str = ""
 ) -> Rows | None:
     """Return the answer for `query_rows` as it came, with rows as text; None if the head cannot be reached in time.
 

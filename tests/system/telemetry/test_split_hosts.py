@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,6 +107,35 @@ def test_hosts_answer_their_part_and_a_frozen_one_is_named(procs: ProcMesh) -> N
         num_bytes = read_resident_bytes(pid_of(module, "1"))
         print(module.decode(), num_bytes >> 20, "MiB")
         assert num_bytes < 250 << 20
+
+
+def test_the_command_needs_no_engine(procs: ProcMesh, tmp_path: Path) -> None:
+    trainers: ActorMesh[Trainer] = procs.spawn("plain", Trainer)
+    trainers.step.call(4).get(_PATIENCE_S)
+    sql = "SELECT host, step, max(value) AS most, CAST('NaN' AS DOUBLE) AS no FROM metrics WHERE actor = 'plain' "
+    sql += "GROUP BY host, step ORDER BY host"
+    without = "import sys; sys.modules.update(dict.fromkeys(('datafusion', 'numpy', 'pyarrow', 'sqlglot')))\n"
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        argv = ["query", *options, "--allocation", os.environ[DIRECTORY_VARIABLE], "--deadline", "60s"]
+        code = f"{without}from monarch_hpc.cli.main import main; sys.exit(main({argv!r}))"
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    found = run(sql, "--json")
+    assert found.returncode == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert document["columns"] == ["host", "step", "most", "no"]
+    assert document["rows"] == [["local0", 4, 0.2, None], ["local1", 4, 0.2, None]]
+    assert run(sql, "--format", "csv").stdout.splitlines()[1] == "local0,4,0.2,nan"
+    explained = json.loads(run(sql, "--explain", "--json").stdout)
+    assert explained["rule"] == "partial" and explained["tables"] == ["metrics"]
+    path = tmp_path / "answer.parquet"
+    assert run(sql, "--format", "parquet", "-o", str(path)).returncode == 0
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert parquet.read_table(path).column("host").to_pylist() == ["local0", "local1"]
+    wrong = run("SELECT valu FROM metrics")
+    assert wrong.returncode == 65
+    assert "there is no column 'valu' (line 1, column 8): did you mean value?" in wrong.stderr
 
 
 @pytest.mark.slow  # each engine that is killed starts again
