@@ -1,4 +1,4 @@
-"""What an engine and the process that asks it exchange about a question in SQL, as text. Pure."""
+"""Texts that an engine and the process that asks it exchange about a question in SQL. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process does, read from its records: its calls, actors and waits, and the memory that it lends and moves."""
+"""Reads from records what a process does: its calls, actors and waits, and the memory that it lends and moves."""
 
 from __future__ import annotations
 
