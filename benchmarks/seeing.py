@@ -2,7 +2,8 @@
 
 Two programs, each on an embedded host, one of which keeps records, echo in turns. What counts is the CPU time of
 caller and proc: the time on the wall depends on where the kernel wakes them. The helper's CPU time is measured at
-10 000 records a second, and for a burst; questions are about all of these.
+10 000 records a second, and for a burst; questions are about all of these. `python -m benchmarks.seeing questions N`
+asks them about N calls.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ _NUM_BURST = 30_000
 _PACED_S = 10.0
 _PACED_CALLS_PER_S = 5_000
 """Each call has a record at its caller and one at its callee."""
+
+_NUM_QUESTIONS = 5
+_NUM_KEPT_AT_ONCE = 10_000
+"""As many calls as have room in the memory of a process until they are kept."""
 
 _WAIT_S = 60.0
 
@@ -170,18 +175,52 @@ def keep_records(echo: ActorMesh[Echo]) -> Iterator[tuple[str, float, str]]:
     yield "helper: CPU time of a record", (read_cpu_s(helper) - before_s) / (2 * _NUM_BURST) * 1e6, "us"
     yield "helper: memory", read_resident_bytes(helper) / 1e6, "MB"
     yield "a record in parts", sum(part.num_bytes for part in list_parts(directory)) / row.records, "B"
-    for what, sql in (
-        ("first question in SQL", "SELECT count(*) FROM procs"),
-        ("live rows, GROUP BY", "SELECT host, state, count(*) FROM procs GROUP BY 1, 2"),
-        ("kept and live rows, GROUP BY", "SELECT endpoint, count(*), avg(ran_us) FROM handled GROUP BY endpoint"),
-    ):
+    yield from ask_questions(directory)
+
+
+def ask_questions(directory: Path) -> Iterator[tuple[str, float, str]]:
+    """Yield the time of questions: the first one starts the engine, and later ones are the median of some."""
+
+    def ask(sql: str) -> float:
         started_s = time.perf_counter()
         telemetry.query(sql, timeout_s=_WAIT_S)
-        yield what, time.perf_counter() - started_s, "s"
+        return time.perf_counter() - started_s
+
+    yield "first question in SQL", ask("SELECT count(*) FROM procs"), "s"
+    (row,) = telemetry.query("SELECT count(*) FROM handled", timeout_s=_WAIT_S).rows
+    yield "calls that are kept", float(str(row[0])), ""
+    for what, sql in (
+        ("rows of procs, GROUP BY", "SELECT host, state, count(*) FROM procs GROUP BY 1, 2"),
+        ("all calls, GROUP BY", "SELECT endpoint, count(*), avg(ran_us) FROM handled GROUP BY endpoint"),
+        ("a question that ships", telemetry.question("slow-rank")),
+    ):
+        yield what, statistics.median(ask(sql) for _ in range(_NUM_QUESTIONS)), "s"
+    argv = [sys.executable, "-m", "monarch_hpc.cli", "query", "--allocation", str(directory)]
+    argv.append("SELECT endpoint, count(*) FROM handled GROUP BY endpoint")
+    times = []
+    for _ in range(_NUM_QUESTIONS):
+        started_s = time.perf_counter()
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+        times.append(time.perf_counter() - started_s)
+    yield "all calls, as a command", statistics.median(times), "s"
+
+
+def fill(echo: ActorMesh[Echo], num: int) -> None:
+    """Have so many calls recorded and kept."""
+    directory = Path(os.environ[DIRECTORY_VARIABLE])
+    for first in range(0, num, _NUM_KEPT_AT_ONCE):
+        call_many(echo, min(_NUM_KEPT_AT_ONCE, num - first))
+        wait_until_kept(directory, 2 * (first + _NUM_KEPT_AT_ONCE))
 
 
 def main() -> None:
     """Print the table, or serve the rounds of the program that does."""
+    if sys.argv[1:2] == ["questions"]:
+        with open_echo("always") as echo:
+            fill(echo, int(sys.argv[2]))
+            for what, value, unit in ask_questions(Path(os.environ[DIRECTORY_VARIABLE])):
+                print(f"{what:34} {value:10.3f} {unit}", flush=True)
+        return
     if len(sys.argv) > 1:
         serve_rounds(sys.argv[1])
         return

@@ -34,7 +34,7 @@ from monarch_hpc.wire.control.kept import KeepProcs, ProcsKept
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, SetLogs
 from monarch_hpc.wire.control.procs import ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
-from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion
+from monarch_hpc.wire.control.questions import Ask, AskHosts, AskSql, Portion, SqlAnswer
 from monarch_hpc.wire.control.runs import CloseRun, Recording, RunClosed
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.start import MESH_COOKIE
@@ -150,6 +150,8 @@ class Agent:
                 self._settle()
             case SetLogs() | FlushLogs():
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
+            case AskSql():
+                self._send(SqlAnswer(message.ticket, absent=problem))
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -179,6 +181,8 @@ class Agent:
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
             case ClockTold():
                 self._clock.take(message)
+            case AskSql():
+                self._scribe.solve(message, self._send)
             case _:
                 _log.warning("the head sent %s, which agents do not handle", type(message).__name__)
 

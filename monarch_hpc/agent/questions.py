@@ -11,12 +11,12 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.tables.answer import Answer
 
-__all__ = ["MAX_WAIT_S", "PART_OF_WAIT", "OpenQuestions"]
+__all__ = ["MAX_IN_FLIGHT", "MAX_WAIT_S", "PART_OF_WAIT", "OpenQuestions"]
 
 MAX_WAIT_S = 30.0
 """Upper bound on a question's timeout; a larger one is clamped."""
 
-_MAX_IN_FLIGHT = 16
+MAX_IN_FLIGHT = 16
 """Limit on questions in flight, each of which may hold a full answer: as many as an allocation has users at a time."""
 
 PART_OF_WAIT = 0.8
@@ -52,9 +52,9 @@ class OpenQuestions(Generic[P]):
     @property
     def problem(self) -> str:
         """Why no further question can be asked at the moment; empty if one can."""
-        if len(self._questions) < _MAX_IN_FLIGHT:
+        if len(self._questions) < MAX_IN_FLIGHT:
             return ""
-        return f"{_MAX_IN_FLIGHT} questions are in flight already; retry when they have been answered"
+        return f"{MAX_IN_FLIGHT} questions are in flight already; retry when they have been answered"
 
     def begin(
         self,

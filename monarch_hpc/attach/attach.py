@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ from monarch_hpc.wire.tables.schema import Table
 __all__ = [
     "Asker",
     "Attachment",
+    "HeadClient",
     "HeadStatus",
     "TableAnswer",
     "ask",
@@ -62,6 +64,8 @@ _DIAL_S = 4.0
 
 _ANSWER_S = 12.0
 """Beyond the procs' grace, how long a head may take to shut an allocation down; its agents have earlier deadlines."""
+
+_log = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +176,6 @@ def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
     )
 
 
-_log = Logger(__name__)
-
-
 class HeadStatus(TypedDict):
     """A head's `StatusReport`, with the fabric of the link to it and the reason: `transport.api.Channel.fabric`."""
 
@@ -186,9 +187,9 @@ class HeadStatus(TypedDict):
     link_why: str
 
 
-def query_status(directory: Path, timeout_s: float) -> HeadStatus | None:
-    """Request the head's status report; None if the head cannot be reached in time."""
-    return _ask_status(directory, Status(), timeout_s)
+def query_status(head: Path | HeadClient, timeout_s: float) -> HeadStatus | None:
+    """Request the status report of a head, see `ask`; None if it cannot be reached in time."""
+    return _ask_status(head, Status(), timeout_s)
 
 
 def drain_host(directory: Path, host: str, reason: str, timeout_s: float) -> HeadStatus | None:
@@ -196,8 +197,8 @@ def drain_host(directory: Path, host: str, reason: str, timeout_s: float) -> Hea
     return _ask_status(directory, DrainHost(host, reason), timeout_s)
 
 
-def _ask_status(directory: Path, question: Message, timeout_s: float) -> HeadStatus | None:
-    answer, link, why = ask(directory, question, StatusReport, timeout_s)
+def _ask_status(head: Path | HeadClient, question: Message, timeout_s: float) -> HeadStatus | None:
+    answer, link, why = ask(head, question, StatusReport, timeout_s)
     if not isinstance(answer, StatusReport):
         return None
     return HeadStatus(
@@ -225,7 +226,7 @@ class TableAnswer(Generic[R]):
 
 
 def query_rows(
-    directory: Path, table: Table[R], timeout_s: float, where: Mapping[str, object] | None = None
+    head: Path | HeadClient, table: Table[R], timeout_s: float, where: Mapping[str, object] | None = None
 ) -> TableAnswer[R] | None:
     """Request a table's rows of every process of the allocation; None if the head cannot be reached in time.
 
@@ -236,7 +237,7 @@ def query_rows(
     Raises:
         FrameError: a process answered with something else than rows of *table*.
     """
-    answer = query_portions(directory, table.name, timeout_s, where)
+    answer = query_portions(head, table.name, timeout_s, where)
     if answer is None:
         return None
     rows = [row for portion in answer.portions for row in table.read(portion.rows)]
@@ -244,7 +245,7 @@ def query_rows(
 
 
 def query_portions(
-    directory: Path, table: str, timeout_s: float, where: Mapping[str, object] | None = None, pieces: str = ""
+    head: Path | HeadClient, table: str, timeout_s: float, where: Mapping[str, object] | None = None, pieces: str = ""
 ) -> Rows | None:
     """Return the answer for `query_rows` as it came, with rows as text; None if the head cannot be reached in time.
 
@@ -252,7 +253,7 @@ def query_portions(
         pieces: a question in SQL that hosts answer, see `wire.tables.pieces`.
     """
     question = Ask(0, table, dict(where or {}), timeout_s, pieces=pieces)
-    answer, _, _ = ask(directory, question, Rows, timeout_s + _DIAL_S)
+    answer, _, _ = ask(head, question, Rows, timeout_s + _DIAL_S)
     return answer if isinstance(answer, Rows) else None
 
 
@@ -320,24 +321,77 @@ class Asker:
         self.over.set()
 
 
-def ask(directory: Path, question: Message, wanted: type[Message], timeout_s: float) -> tuple[Message | None, str, str]:
-    """Ask the head; return the answer, the fabric of the link, and the reason for that fabric.
+class HeadClient:
+    """A tool's channel to the head of an allocation, for one question after the other; the first one opens it.
+
+    Args:
+        directory: the allocation's.
+
+    Attributes:
+        fabric, why: the fabric of the channel, and the reason for it; empty while there is none.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.fabric = self.why = ""
+        self._engine: Engine | None = None
+        self._attachment: Attachment | None = None
+        self._asker: Asker | None = None
+
+    def ask(self, question: Message, wanted: type[Message], timeout_s: float) -> Message | None:
+        """Ask the head; None if it refuses the question, or cannot be reached in time."""
+        if self._engine is None:
+            self._engine = Engine()
+            self._engine.start()
+        asker = self._asker = Asker(self._engine, wanted)
+        try:
+            if self._attachment is None:
+                self._attachment = attach(self.directory, Role.TOOL, self, self._engine, timeout_s)
+                self.fabric, self.why = self._attachment.channel.fabric, self._attachment.channel.why
+            self._attachment.send(question)
+            is_over = asker.over.wait(timeout_s)
+        except (AllocationError, ConfigError, TransportError, OSError):
+            is_over = False
+        if not is_over or asker.lost:
+            self._leave()  # an answer that comes late must not be taken for the next one
+        return asker.answer
+
+    def on_channel(self, channel: FrameChannel) -> None:
+        """Do nothing: tools do not listen."""
+
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
+        """Pass an answer on to the question."""
+        if self._asker is not None:
+            self._asker.on_frame(channel, frame)
+
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
+        """End the question: no answer will come."""
+        if self._asker is not None:
+            self._asker.on_lost(channel, error)
+
+    def _leave(self) -> None:
+        if self._attachment is not None:
+            self._attachment.node.close("the questions are answered")
+            self._attachment = None
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._leave()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+def ask(
+    head: Path | HeadClient, question: Message, wanted: type[Message], timeout_s: float
+) -> tuple[Message | None, str, str]:
+    """Ask a head, that of an allocation's directory or one to which there is a channel.
 
     Returns:
-        None for the answer if the head refuses the question or cannot be reached in time.
+        The answer, None if the head refuses the question or cannot be reached in time; the fabric of the channel, and
+        the reason for that fabric.
     """
-    link = why = ""
-    engine = Engine()
-    engine.start()
-    asker = Asker(engine, wanted)
-    try:
-        attachment = attach(directory, Role.TOOL, asker, engine, timeout_s)
-        link, why = attachment.channel.fabric, attachment.channel.why
-        attachment.send(question)
-        asker.over.wait(timeout_s)
-        attachment.node.close("the question is answered")
-    except (AllocationError, ConfigError, TransportError, OSError):
-        return None, link, why
-    finally:
-        engine.close()
-    return asker.answer, link, why
+    if isinstance(head, HeadClient):
+        return head.ask(question, wanted, timeout_s), head.fabric, head.why
+    with contextlib.closing(HeadClient(head)) as client:
+        return client.ask(question, wanted, timeout_s), client.fabric, client.why

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monarch_hpc.allocation.changes import read_changes
 from monarch_hpc.allocation.settings import name_of
-from monarch_hpc.attach.attach import HeadStatus, query_rows, query_status
+from monarch_hpc.attach.attach import HeadClient, HeadStatus, query_rows, query_status
 from monarch_hpc.attach.log_rows import read_log_rows
 from monarch_hpc.config.load import load
 from monarch_hpc.core.dataclass import dataclass
@@ -47,29 +47,31 @@ class Overview:
     missing: list[str]
 
 
-def read_overview(directory: Path, names: Collection[str], timeout_s: float, *, live: bool = True) -> Overview:
+def read_overview(
+    directory: Path, names: Collection[str], timeout_s: float, head: HeadClient | None = None
+) -> Overview:
     """Return the rows of those of some tables that are in `OVERVIEW`.
 
     Args:
         timeout_s: limit on the time of the head, and of each of Slurm's commands.
-        live: whether the allocation lives; of one that has ended, the changes, failures and output are left.
+        head: a channel to its head; None for an allocation that has ended: its changes, failures and output are left.
     """
     wanted = [name for name in OVERVIEW if name in names]
     missing: list[str] = []
     status = None
-    if live and {HOSTS.name, RUNS.name, CHANNELS.name} & {*wanted}:
-        status = query_status(directory, timeout_s)
+    if head is not None and {HOSTS.name, RUNS.name, CHANNELS.name} & {*wanted}:
+        status = query_status(head, timeout_s)
         if status is None:
             missing.append(f"the head of {name_of(directory)}")
     nodes: list[SlurmNode] = []
-    if live and SLURM.name in wanted:
+    if head is not None and SLURM.name in wanted:
         try:
             nodes = _read_slurm(directory, timeout_s)
         except SlurmError as error:
             missing.append(f"Slurm ({error})")
     processes: list[ProcCalls] = []
-    if live and OF_PROCESSES.intersection(wanted):
-        answer = query_rows(directory, CALLS, timeout_s)
+    if head is not None and OF_PROCESSES.intersection(wanted):
+        answer = query_rows(head, CALLS, timeout_s)
         missing += [f"the head of {name_of(directory)}"] if answer is None else [*answer.missing, *answer.left_out]
         processes = [] if answer is None else answer.rows
     read: dict[str, Callable[[], list[object]]] = {

@@ -11,7 +11,7 @@ from monarch_hpc.agent.output.retention import printed_runs, removed_runs
 from monarch_hpc.allocation.attempts import newest_attempt
 from monarch_hpc.allocation.files import own_logs
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.option_values import seconds
+from monarch_hpc.cli.option_values import since_option
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.runs.attach import on_interrupt_option
 from monarch_hpc.cli.runs.place import OnInterrupt
@@ -30,7 +30,7 @@ _NAMED = 10
 @click.option("--run", "run", metavar="RUN", help="Output of this run; of the last one if left out.")
 @click.option("--rank", "ranks", metavar="LIST", help="Output of these ranks only, e.g. 0-3,7.")
 @click.option("--node", metavar="HOST", help="Output from this host only.")
-@click.option("--since", metavar="TIME", callback=seconds, help="Only output of the last TIME, e.g. 10m.")
+@since_option("output")
 @click.option("--grep", metavar="PATTERN", help="Only lines in which this regular expression is found.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, each line with its process.")
 @on_interrupt_option

@@ -1,10 +1,12 @@
-"""Checks values of options that several commands have, before these do anything: times, files, numbers of hosts."""
+"""Options that several commands have, and checks of their values before these do anything: times, files, hosts."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -12,8 +14,9 @@ from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.files import check_writable
 from monarch_hpc.core.text.units import parse_duration
 
-__all__ = ["num_hosts", "output_file", "seconds"]
+__all__ = ["deadline_option", "num_hosts", "output_file", "seconds", "since_option"]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _COUNT = r"0*[1-9]\d{0,8}[kKmM]?"
 _RANGE = re.compile(rf"{_COUNT}(-{_COUNT}(:{_COUNT})?)?(,{_COUNT}(-{_COUNT}(:{_COUNT})?)?)*", re.ASCII)
 
@@ -30,6 +33,24 @@ def seconds(context: click.Context, parameter: click.Parameter, value: str | Non
         return parse_duration(value)
     except ConfigError as error:
         raise click.BadParameter(f"{value!r} is {error.problem}", context, parameter) from error
+
+
+def deadline_option(what: str) -> Callable[[_F], _F]:
+    """Return the option ``--deadline`` of a command that waits for *what*; it is passed as *timeout_s*."""
+    return click.option(
+        "--deadline",
+        "timeout_s",
+        metavar="TIME",
+        default="10s",
+        show_default=True,
+        callback=seconds,
+        help=f"Wait no longer for {what}.",
+    )
+
+
+def since_option(what: str) -> Callable[[_F], _F]:
+    """Return the option ``--since`` of a command that shows the past."""
+    return click.option("--since", metavar="TIME", callback=seconds, help=f"Only {what} of the last TIME, e.g. 10m.")
 
 
 def output_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:

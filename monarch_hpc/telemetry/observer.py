@@ -14,7 +14,8 @@ from monarch_hpc.core.machine.procfs import read_cpu_s, read_resident_bytes, rea
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.clock import uncompared
 from monarch_hpc.telemetry.history import HISTORY, ReadHistory, read_recorder
-from monarch_hpc.telemetry.reading import memory_of, read_memory_use, read_scene
+from monarch_hpc.telemetry.reading import memory_of
+from monarch_hpc.telemetry.views.scene import read_memory_use, read_scene
 from monarch_hpc.wire.control.runs import Recording
 from monarch_hpc.wire.tables.answer import Sources
 from monarch_hpc.wire.tables.calls import CALLS, PROGRAM_MESH, ProcCalls

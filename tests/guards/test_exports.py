@@ -61,7 +61,10 @@ def test_no_import_brings_a_heavy_package() -> None:
     late |= {"monarch_hpc.rdma.trees.arrays", "monarch_hpc.rdma.trees.tensors"}
     # Loaded in processes of their own.
     late |= {f"monarch_hpc.telemetry.kept.{name}" for name in ("arrow", "columns", "compact", "reading")}
-    late |= {f"monarch_hpc.telemetry.sql.{name}" for name in ("context", "live", "results")}
+    late |= {
+        f"monarch_hpc.telemetry.sql.{name}"
+        for name in ("context", "live", "planning", "problems", "replies", "results")
+    }
     # Submitit's plugins, and the programs that they start; and mesh tensors.
     late |= {name for name in (module.name for module in modules()) if name.startswith(_LATE_PACKAGES)}
     lines = [f"import {module.name}" for module in modules() if module.name not in late]
@@ -72,6 +75,11 @@ def test_the_package_alone_brings_nothing_but_its_lazy_face() -> None:
     loaded = loaded_by("import monarch_hpc")
     lazy = {"monarch_hpc.core", "monarch_hpc.core.lazy_face"}
     assert {name for name in loaded if name.startswith("monarch_hpc.")} == lazy
+
+
+def test_questions_in_sql_need_no_library_where_they_are_asked() -> None:
+    loaded = loaded_by("import monarch_hpc.attach.sql, monarch_hpc.cli.tables.query, monarch_hpc.cli.dash.watch")
+    assert {name.split(".")[0] for name in loaded} & {"datafusion", "numpy", "pandas", "pyarrow", "sqlglot"} == set()
 
 
 def test_procs_load_nothing_of_us_with_their_users_modules() -> None:

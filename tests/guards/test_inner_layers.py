@@ -26,6 +26,7 @@ INNER = {
     "attach": (
         {"job_end", "program_client", "submission"},
         {"sql"},
+        {"sql_engine"},
         {"overview"},
         {"attach", "embedded", "heir_search", "log_rows", "workers"},
         {"local_agents", "program_order", "slurm_relay"},

@@ -78,6 +78,8 @@ ENVIRON_DOORS = {
     "cli.run",
     # So does the batch job that `sbatch` submits.
     "cli.sbatch",
+    # The engine of queries inherits it, with limits on the threads of libraries.
+    "telemetry.sql.engine",
     "config.load",
     "config.program",
     # Commands and workers inherit it, with additions.

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import HEADER
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.telemetry.reading import Memory, memory_of, read_events, read_memory_use, read_scene
+from monarch_hpc.telemetry.reading import Memory, memory_of, read_events
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.telemetry.views.picture import draw
+from monarch_hpc.telemetry.views.scene import read_memory_use, read_scene
 from monarch_hpc.wire.control.message import encode
 from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.control.table import decode

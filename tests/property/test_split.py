@@ -15,8 +15,9 @@ pytest.importorskip("sqlglot")
 pa = pytest.importorskip("pyarrow")
 
 from monarch_hpc.telemetry.kept.arrow import schema_of  # noqa: E402
-from monarch_hpc.telemetry.sql.context import RowSet, combine, finish, make_plan, results_of  # noqa: E402
+from monarch_hpc.telemetry.sql.context import RowSet, columns_needed, combine, finish, results_of  # noqa: E402
 from monarch_hpc.telemetry.sql.plan import QueryPlan  # noqa: E402
+from monarch_hpc.telemetry.sql.planning import Planner  # noqa: E402
 from monarch_hpc.telemetry.sql.results import pack, unpack  # noqa: E402
 from monarch_hpc.wire.tables.pieces import SQL_TABLES  # noqa: E402
 
@@ -28,9 +29,11 @@ _T = 1_800_000_000
 
 
 @pytest.fixture(scope="module", autouse=True)
-def started() -> None:
+def planner() -> Planner:
     """The engine keeps threads and descriptors of its own."""
-    make_plan("SELECT 1")
+    planner = Planner()
+    planner.plan("SELECT 1")
+    return planner
 
 
 def make_rows(chance: random.Random, host: int, num: int) -> Any:
@@ -148,14 +151,15 @@ def rows_of(table: Any) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.slow  # hundreds of questions, each planned for up to 16 hosts
-def test_split_questions_have_the_rows_of_one_host() -> None:
+def test_split_questions_have_the_rows_of_one_host(planner: Planner) -> None:
     chance = random.Random(NUM_QUERIES)
     rules: dict[str, int] = {}
     for _ in range(NUM_QUERIES):
         tables = [make_rows(chance, host, chance.choice([0, 0, 3, 20])) for host in range(chance.randrange(1, 17))]
         sql, num_sorted, limit = make_query(chance)
         try:
-            plan, pulled, _ = make_plan(sql)
+            taken = planner.plan(sql)
+            plan, pulled = taken.split, taken.pulled
         except ValueError as error:
             if "ORDER BY" in str(error):  # it does not sort by some expressions of aggregates
                 continue
@@ -204,16 +208,29 @@ def compare(
         ("SELECT random(), count(*) FROM handled", "pull"),
     ],
 )
-def test_what_is_not_understood_is_pulled(sql: str, rule: str) -> None:
-    assert make_plan(sql)[0].rule == rule
+def test_what_is_not_understood_is_pulled(planner: Planner, sql: str, rule: str) -> None:
+    assert planner.plan(sql).split.rule == rule
 
 
-def test_what_is_pulled_is_what_the_question_needs() -> None:
+def test_what_is_pulled_is_what_the_question_needs(planner: Planner) -> None:
     sql = "SELECT a.endpoint FROM handled a JOIN handled b ON a.call = b.call WHERE a.status = 'failed' AND b.rank > 3"
-    (piece,) = make_plan(sql)[1].pieces
+    (piece,) = planner.plan(sql).pulled.pieces
     assert piece.host.startswith("SELECT rank, endpoint, call, status FROM handled WHERE ")
     plain = piece.host.replace('"', "")
     assert "handled.status = 'failed'" in plain and " OR " in plain and "handled.rank > 3" in plain
     sql = "SELECT count(*) FROM handled WHERE rank > (SELECT max(rank) FROM handled WHERE pid = 3)"
-    (piece,) = make_plan(sql)[1].pieces
-    assert piece.host == "SELECT rank, pid FROM handled ORDER BY t DESC" or "SELECT *" in piece.host
+    (piece,) = planner.plan(sql).pulled.pieces
+    assert piece.host.startswith(("SELECT rank, pid FROM handled ORDER BY t DESC LIMIT", "SELECT * "))
+
+
+def test_hosts_make_the_columns_that_their_texts_name(planner: Planner) -> None:
+    def needed(sql: str) -> set[str]:
+        (columns,) = columns_needed(planner.plan(sql).split.pieces).values()
+        return columns
+
+    keys = {"run", "mesh", "rank", "host", "pid", "t", "record"}
+    assert needed("SELECT endpoint, count(*), avg(ran_us) FROM handled GROUP BY 1") == keys | {"endpoint", "ran_us"}
+    assert needed("SELECT call FROM handled WHERE bytes > 3 AND error LIKE 'a%'") == keys | {"call", "bytes", "error"}
+    everything = {column.name for column in SQL_TABLES["handled"].columns}
+    assert needed("SELECT bytes * 2 FROM handled") == everything
+    assert len(needed("SELECT host FROM host_samples")) == len(SQL_TABLES["host_samples"].columns)

@@ -52,7 +52,7 @@ from monarch_hpc.wire.control.procs import (
     SpawnProcs,
     StopProcs,
 )
-from monarch_hpc.wire.control.questions import Ask, Rows
+from monarch_hpc.wire.control.questions import Ask, AskSql, Rows, SqlAnswer
 from monarch_hpc.wire.control.refusal import Refused, refuse
 from monarch_hpc.wire.control.runs import TAKEN_OVER, CloseRun, OpenRun, Recording, RunClosed, RunLinks
 from monarch_hpc.wire.proc_key import ProcKey
@@ -158,7 +158,7 @@ class Head:
         if slot is None:
             return
         match message:
-            case Rows():
+            case Rows() | SqlAnswer():
                 self._questions.take(link, message)
             case AskClock():
                 link.send(ClockTold(message.ticket, realtime_ns()))
@@ -232,7 +232,7 @@ class Head:
                 if run is not None and self._is_member(link, run):
                     owner = None if run.owner is None else self._peers.links.get(run.owner)
                     self._run_peers[message.run].note(link, message, owner)
-            case Ask():
+            case Ask() | AskSql():
                 self._questions.ask(link, message)
             case Rows():
                 self._questions.take(link, message)

@@ -1,21 +1,35 @@
-"""Questions to all processes: the head passes each on to its host's agent, which asks all hosts, and to programs."""
+"""Questions to all processes: the head passes each on to its host's agent, which asks all hosts, and to programs.
+
+Its host's agent also has the engine that plans questions in SQL, and runs their last text.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.request_checks import problem_of_question
 from monarch_hpc.agent.head.runs import RunPeers
 from monarch_hpc.agent.head.state import HeadState
-from monarch_hpc.agent.questions import MAX_WAIT_S, PART_OF_WAIT, OpenQuestions
+from monarch_hpc.agent.questions import MAX_IN_FLIGHT, MAX_WAIT_S, PART_OF_WAIT, OpenQuestions
 from monarch_hpc.wire.casts import spans_of
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
+from monarch_hpc.wire.control.questions import Ask, AskHosts, AskSql, Rows, SqlAnswer
 from monarch_hpc.wire.control.refusal import Refused, refuse
 
 __all__ = ["HeadQuestions"]
+
+_MAX_SOLVE_S = 3600.0
+"""Upper bound on the time that an engine works on one question; a larger request is clamped."""
+
+_GRACE_S = 5.0
+"""Beyond that, how long the agent may take to say that it was not enough: its helper and engine have earlier limits."""
+
+_LATE = "the agent of the head's host does not answer"
 
 
 class HeadQuestions:
@@ -38,10 +52,17 @@ class HeadQuestions:
         self._state = state
         self._peers = peers
         self._run_peers = run_peers
+        self._later = later
+        self._max_answer_bytes = max_answer_bytes
         self._open: OpenQuestions[Link] = OpenQuestions(later, max_answer_bytes)
+        self._solving: dict[int, tuple[Link, AskSql]] = {}
+        self._tickets = itertools.count(1)
 
-    def ask(self, requester: Link, question: Ask) -> None:
-        """Ask all hosts and programs, or refuse the question."""
+    def ask(self, requester: Link, question: Ask | AskSql) -> None:
+        """Ask all hosts and programs, or the engine of this host; or refuse the question."""
+        if isinstance(question, AskSql):
+            self._solve(requester, question)
+            return
         problem = problem_of_question(question) or self._open.problem
         if problem:
             requester.send(refuse(question, problem))
@@ -81,9 +102,33 @@ class HeadQuestions:
         match message:
             case Rows():
                 self._open.take(link, message)
+            case SqlAnswer():
+                self._solved(message)
             case Refused(request=AskHosts.__name__):
                 self._open.give_up(link, message.number)
 
     def lose(self, link: Link) -> None:
         """Handle a lost peer."""
         self._open.lose(link)
+        for ticket, (requester, _) in list(self._solving.items()):
+            if requester is link:
+                del self._solving[ticket]
+
+    def _solve(self, requester: Link, question: AskSql) -> None:
+        slots = {slot.entry.rank: slot for slot in self._state.roster.all()}
+        root = slots[self._state.rank].peer if self._state.rank in slots else None
+        if root is None or len(self._solving) >= MAX_IN_FLIGHT:
+            problem = "is gone" if root is None else f"answers {MAX_IN_FLIGHT} queries already"
+            requester.send(SqlAnswer(question.ticket, absent=f"the agent of the head's host {problem}"))
+            return
+        ticket, timeout_s = next(self._tickets), min(max(question.timeout_s, 0.0), _MAX_SOLVE_S)
+        self._solving[ticket] = requester, question
+        max_bytes = min(question.max_bytes, self._max_answer_bytes)
+        self._later(timeout_s + _GRACE_S, partial(self._solved, SqlAnswer(ticket, absent=_LATE)))
+        own = replace(question, ticket=ticket, timeout_s=timeout_s, max_bytes=max_bytes)
+        self._peers.links[root].send(own)
+
+    def _solved(self, answer: SqlAnswer) -> None:
+        requester, question = self._solving.pop(answer.ticket, (None, None))
+        if requester is not None and question is not None:
+            requester.send(replace(answer, ticket=question.ticket))

@@ -14,8 +14,9 @@ from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.telemetry.history import HISTORY, latest_first, read_recorder
 from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.observer import is_stopped
-from monarch_hpc.telemetry.reading import memory_of, read_memory_use, read_scene
+from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.recorder import Recorder
+from monarch_hpc.telemetry.views.scene import read_memory_use, read_scene
 from monarch_hpc.wire.tables.calls import ProcCalls
 from monarch_hpc.wire.tables.history import HistoryRow, RecorderState
 from monarch_hpc.wire.tables.memory import ProcMemory

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from monarch_hpc.agent.children.environment import without_step
@@ -30,7 +31,7 @@ from monarch_hpc.telemetry.scribe.framing import MessageSocket
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion, Rows
+from monarch_hpc.wire.control.questions import Ask, AskHosts, AskSql, Portion, Rows, SqlAnswer
 from monarch_hpc.wire.control.scribe import (
     AskHelper,
     BeginSampling,
@@ -47,13 +48,19 @@ from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, NO_RUN, RUN_COOKIE
 __all__ = ["Scribe"]
 
 _MAX_STARTS = 2
-"""A helper that has died twice is taken for one that cannot work here."""
+_STARTS_S = 60.0
+"""A helper that has died so often in this time may not be able to work here, and is left alone for as long."""
 
 _SHIP_S = 5.0
 """Longest wait of the end of an allocation for the last records: a file system that hangs must not hold it up."""
 
 _MAX_WAITING = 1000
 """Messages that a helper may leave unread before it is ended."""
+
+_SOLVE_S = 2.0
+"""Beyond its own time, how long an engine may take to say that it was not enough."""
+
+_LATE = "the helper of the head's host does not answer"
 
 _log = Logger(__name__)
 
@@ -83,9 +90,10 @@ class Scribe:
         self._dead: deque[tuple[ProcPlace, int, ProcOver]] = deque()
         self._messages: MessageSocket | None = None
         self._pid = 0
-        self._num_starts = 0
+        self._starts_s: deque[float] = deque(maxlen=_MAX_STARTS)
         self._questions: dict[int, tuple[Ask, int, Callable[[Portion | None], None]]] = {}
         self._merging: set[int] = set()
+        self._solving: dict[int, tuple[AskSql, Callable[[SqlAnswer], None]]] = {}
         self._tickets = itertools.count(1)
         self._shipping: dict[int, Callable[[], None]] = {}
         keep = settings.telemetry.keep
@@ -146,6 +154,22 @@ class Scribe:
         self._engine.call_later(question.timeout_s, partial(self._give_up, ticket))
         self._put(ticket)
 
+    def solve(self, question: AskSql, reply: Callable[[SqlAnswer], None]) -> None:
+        """Have the engine of this host plan a question in SQL, or run its last text; *reply* is called once."""
+        self._start()
+        if self._messages is None:
+            reply(SqlAnswer(question.ticket, absent=f"host {self._settings.name} has no helper: see its agent's log"))
+            return
+        ticket = next(self._tickets)
+        self._solving[ticket] = question, reply
+        self._engine.call_later(question.timeout_s + _SOLVE_S, partial(self._solved, SqlAnswer(ticket, absent=_LATE)))
+        self._tell(replace(question, ticket=ticket))
+
+    def _solved(self, answer: SqlAnswer) -> None:
+        question, reply = self._solving.pop(answer.ticket, (None, None))
+        if question is not None and reply is not None:
+            reply(replace(answer, ticket=question.ticket))
+
     def ship(self, done: Callable[[], None], *, with_open: bool) -> None:
         """Have the helper write what it keeps; call *done* once: when it has, or when there is nothing to wait for.
 
@@ -177,10 +201,14 @@ class Scribe:
 
     # ---- the process ----
 
+    def _is_barred(self) -> bool:
+        starts_s = self._starts_s
+        return len(starts_s) == _MAX_STARTS and self._engine.clock() - starts_s[0] < _STARTS_S
+
     def _start(self) -> None:
-        if self._messages is not None or self._is_closed or self._num_starts == _MAX_STARTS:
+        if self._messages is not None or self._is_closed or self._is_barred():
             return
-        self._num_starts += 1
+        self._starts_s.append(self._engine.clock())
         own, other = socket.socketpair()
         fd = other.fileno()
         try:
@@ -261,6 +289,8 @@ class Scribe:
             for message in messages.receive():
                 if isinstance(message, Shipped):
                     self._shipped(message.ticket)
+                elif isinstance(message, SqlAnswer):
+                    self._solved(message)
                 elif isinstance(message, Rows):
                     self._merging.discard(message.ticket)
                     _, _, reply = self._questions.pop(message.ticket, (None, 0, _ignore))
@@ -288,14 +318,21 @@ class Scribe:
             return
         for ticket in list(self._shipping):
             self._shipped(ticket)
-        last = " for the second time, and is not started again" if self._num_starts == _MAX_STARTS else ""
+        last = f" for the second time, and is left alone for {_STARTS_S:.0f} s" if self._is_barred() else ""
         _log.warning("the helper of this host has ended%s: %s", last, Death.of_exit(how).cause)
         self._start()
+        if self._messages is None and self._procs and self._keeps:
+            self._engine.call_later(_STARTS_S, self._start)
         for ticket in list(self._questions):
             if self._messages is None or ticket in self._merging:
                 self._give_up(ticket)
             else:
                 self._put(ticket)
+        for ticket, (asked, _) in list(self._solving.items()):
+            if self._messages is None:
+                self._solved(SqlAnswer(ticket, absent=f"the helper of host {self._settings.name} has ended"))
+            else:
+                self._tell(replace(asked, ticket=ticket))  # it changes nothing, and may be asked again
 
     def _let_go(self) -> None:
         if self._messages is not None:

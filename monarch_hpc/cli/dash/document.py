@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 
 from monarch_hpc.cli.output import plain
 from monarch_hpc.cli.tables.top_view import ProcSeen, Sighting
@@ -14,7 +13,7 @@ from monarch_hpc.telemetry.views.series import Chart
 from monarch_hpc.wire.tables.calls import PROGRAM_MESH
 from monarch_hpc.wire.tables.history import HandledCall
 
-__all__ = ["chart_document", "encode", "failure_document", "picture_document", "value_of"]
+__all__ = ["chart_document", "encode", "failure_document", "picture_document"]
 
 _MAX_ROWS = 500
 """Limit on the actors and failures in a page: more cannot be read, and SQL can ask for them."""
@@ -35,13 +34,6 @@ def _clean(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_clean(one) for one in value]
     return value
-
-
-def value_of(value: object) -> object:
-    """Return a value of an answer in SQL as JSON has it: numbers and truth as they are, all else as text."""
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="microseconds")
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
 def picture_document(seen: Sighting, t: float) -> dict[str, object]:

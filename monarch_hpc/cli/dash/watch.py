@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from monarch_hpc.agent.output.retention import printed_runs
-from monarch_hpc.cli.dash.document import chart_document, encode, failure_document, picture_document, value_of
+from monarch_hpc.cli.dash.document import chart_document, encode, failure_document, picture_document
 from monarch_hpc.cli.dash.scrape import Scraper
 from monarch_hpc.cli.runs.sources import Choice, find_sources
 from monarch_hpc.cli.tables.top import WatchedHosts
@@ -196,15 +196,16 @@ class Watch:
             self._queries.release()
 
     def _answer(self, sql: str) -> dict[str, object]:
-        from monarch_hpc.attach.sql import query_allocations
+        from monarch_hpc.attach.sql import open_question
 
-        answer = query_allocations([*self._targets.values()], sql, _SQL_S)
-        rows = answer.rows
+        with open_question(sql, self._targets.values()) as asked:
+            found = asked.collect(_SQL_S)
+            answer = asked.finish(found, "json", _SQL_S)
         return {
             "columns": answer.columns,
-            "rows": [[value_of(value) for value in row] for row in rows[:_MAX_ROWS]],
-            "num_rows": len(rows),
-            "missing": answer.missing_hosts,
-            "cut": answer.cut,
+            "rows": answer.rows[:_MAX_ROWS],
+            "num_rows": answer.num_rows,
+            "missing": [*found.missing, *found.left_out],
+            "cut": found.cut,
             "sql": sql,
         }

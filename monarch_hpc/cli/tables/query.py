@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import math
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 import click
 
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.option_values import output_file, seconds
+from monarch_hpc.cli.option_values import deadline_option, output_file, since_option
 from monarch_hpc.cli.output import Format, TextTable, current_output, output_options
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, find_askable
 from monarch_hpc.core.storage.files import write_private
 from monarch_hpc.telemetry.shipped import question, shipped_questions
+from monarch_hpc.telemetry.sql.given import TakenQuestion
 from monarch_hpc.wire.tables.pieces import SQL_TABLES
 
 __all__ = ["command"]
@@ -34,16 +35,8 @@ _FORMAT = "Format of the answer; parquet is written to the FILE of -o."
     "--allocation", "name", metavar="NAME", help="Only this one, by name, uuid or directory, also after its end."
 )
 @click.option("--job", metavar="ID", type=int, help="Only the allocation with this Slurm job, also after its end.")
-@click.option("--since", metavar="TIME", callback=seconds, help="Only records of the last TIME, e.g. 10m.")
-@click.option(
-    "--deadline",
-    "timeout_s",
-    metavar="TIME",
-    default="10s",
-    show_default=True,
-    callback=seconds,
-    help="Wait no longer for the answers.",
-)
+@since_option("records")
+@deadline_option("the answers")
 @click.option("--format", "form", type=click.Choice(["table", "json", "csv", "parquet"]), default="table", help=_FORMAT)
 @click.option(
     "-o",
@@ -54,7 +47,7 @@ _FORMAT = "Format of the answer; parquet is written to the FILE of -o."
     callback=output_file,
     help="For parquet.",
 )
-@click.option("--explain", is_flag=True, help="Show the tables that would be asked for, and the plan; ask nobody.")
+@click.option("--explain", is_flag=True, help="Show the tables that would be asked for, and the plan; ask for no rows.")
 @click.option("--partial", is_flag=True, help="Exit with 0 even if some processes are missing in the answer.")
 @click.option("--list", "listed", is_flag=True, help="Show the questions that have names, the tables and columns.")
 @output_options
@@ -73,8 +66,8 @@ def command(
 ) -> int:
     """Answer a question in SQL about what processes recorded.
 
-    The dialect is that of DataFusion; --list shows the tables, and the questions for --ask. It needs the extra
-    'monarch-hpc[telemetry]' here only.
+    The dialect is that of DataFusion; --list shows the tables, and the questions for --ask. The extra
+    'monarch-hpc[telemetry]' is needed on hosts; and here, for allocations that have ended.
     """
     output = current_output()
     if form == "json":
@@ -88,25 +81,17 @@ def command(
     if (form == "parquet") != (path is not None):
         raise click.UsageError("--format parquet and -o FILE go together")
     sql = question(ask) if ask is not None else sql or ""
-    from monarch_hpc.attach.sql import QueryResult, collect, having_kept, open_engine
+    from monarch_hpc.attach.sql import open_question
 
-    since_s = None if since is None else float(since)
-    with open_engine(sql) as engine:  # checks it before any host is asked
+    live, ended = find_askable(name, job, load_for_command({}).config, output)
+    if not live and not ended:
+        output.warn(NO_ALLOCATION)
+    with open_question(sql, live, ended) as asked:  # an engine checks it before any host is asked
         if explain:
-            rule, pieces = engine.pieces()
-            shown = [f"tables: {', '.join(engine.tables) or 'none'}"]
-            shown += [f"each host ({rule}): {piece.host}" for piece in pieces]
-            shown += [f"of several hosts: {piece.merge}" for piece in pieces if piece.merge]
-            shown += engine.plan.splitlines()
-            on_hosts = [{"table": one.table, "host": one.host, "merge": one.merge} for one in pieces]
-            explained = {"tables": engine.tables, "rule": rule, "pieces": on_hosts, "plan": engine.plan}
-            output.show(explained, "\n".join(shown), shown)
+            _show_plan(asked.engine.taken)
             return 0
-        live, ended = find_askable(name, job, load_for_command({}).config, output)
-        if not live and not ended:
-            output.warn(NO_ALLOCATION)
-        found = collect(live, engine, timeout_s, since_s, ended)
-        answer = QueryResult(engine.run(found, timeout_s, having_kept([*live, *ended]), since_s), found)
+        found = asked.collect(timeout_s, None if since is None else float(since))
+        answer = asked.finish(found, "parquet" if path is not None else "json", timeout_s)
     if found.missing:
         output.warn(f"the answer lacks rows of {_named(found.missing)}, which did not answer within {timeout_s:g} s")
     if found.left_out:
@@ -123,10 +108,10 @@ def command(
         )
     if answer.unreadable:
         output.warn(f"the answer lacks the rows of files that cannot be read: {_named(answer.unreadable)}")
-    rows = [[_text(value) for value in row] for row in answer.rows]
+    rows = [[_text(value) for value in row] for row in answer.rows if isinstance(row, list)]
     document = {
         "columns": answer.columns,
-        "rows": [[_plain(value) for value in row] for row in answer.rows],
+        "rows": [[_plain(value) for value in row] for row in answer.rows if isinstance(row, list)],
         "missing": found.missing,
         "left_out": found.left_out,
         "cut": found.cut,
@@ -135,15 +120,26 @@ def command(
     }
     text: str | TextTable
     if path is not None:
-        write_private(path.absolute(), answer.to_parquet())
-        text = f"{path}: {len(rows)} rows"
+        write_private(path.absolute(), base64.b64decode(answer.data))
+        text = f"{path}: {answer.num_rows} rows"
     elif form == "csv":
         text = _csv(answer.columns, rows)
     else:
         text = TextTable(answer.columns, rows)
     output.show(document, text, ["\t".join(row) for row in rows])
-    complete = not answer.missing_hosts and not answer.unreadable
+    complete = not (found.missing or found.left_out or answer.unreadable)
     return 0 if (live or ended) and (partial or complete) else _INCOMPLETE
+
+
+def _show_plan(taken: TakenQuestion) -> None:
+    rule, pieces = taken.split.rule, taken.split.pieces
+    shown = [f"tables: {', '.join(taken.tables) or 'none'}"]
+    shown += [f"each host ({rule}): {piece.host}" for piece in pieces]
+    shown += [f"of several hosts: {piece.merge}" for piece in pieces if piece.merge]
+    shown += taken.plan.splitlines()
+    on_hosts = [{"table": one.table, "host": one.host, "merge": one.merge} for one in pieces]
+    explained = {"tables": taken.tables, "rule": rule, "pieces": on_hosts, "plan": taken.plan}
+    current_output().show(explained, "\n".join(shown), shown)
 
 
 def _show_list() -> int:
@@ -185,18 +181,12 @@ def _named(sources: Sequence[str]) -> str:
 
 
 def _plain(value: object) -> object:
-    """The value as JSON has it: times as text, and null for a number that JSON lacks."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, bool | int | float | str) else _text(value)
+    """The value as JSON has it: null for a number that JSON lacks."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="microseconds")
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ import click
 
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.option_values import seconds
+from monarch_hpc.cli.option_values import deadline_option
 from monarch_hpc.cli.output import current_output, output_options, plain
 from monarch_hpc.cli.runs.sources import parse_ranks
 from monarch_hpc.cli.tables.absence import refuse_absent
@@ -34,15 +34,7 @@ _MAX_RANKS = 10_000
 @click.option("--host", metavar="HOST", help="Procs on this host only.")
 @click.option("--all", "everything", is_flag=True, help="Show threads that run no code of the program, too.")
 @click.option("--native", is_flag=True, help="Show native functions, too: stops each proc for some 10 ms.")
-@click.option(
-    "--deadline",
-    "timeout_s",
-    metavar="TIME",
-    default="10s",
-    show_default=True,
-    callback=seconds,
-    help="Wait no longer for the stacks.",
-)
+@deadline_option("the stacks")
 @output_options
 def command(
     name: str | None,

@@ -15,7 +15,7 @@ import click
 
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.option_values import output_file, seconds
+from monarch_hpc.cli.option_values import deadline_option, output_file, since_option
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
@@ -47,16 +47,8 @@ R = TypeVar("R")
     help="The file, which is replaced; compressed if its name ends in .gz.",
 )
 @click.option("--run", metavar="RUN", help="Only this run.")
-@click.option("--since", metavar="TIME", callback=seconds, help="Only records of the last TIME, e.g. 30s.")
-@click.option(
-    "--deadline",
-    "timeout_s",
-    metavar="TIME",
-    default="10s",
-    show_default=True,
-    callback=seconds,
-    help="Wait no longer for the answers.",
-)
+@since_option("records")
+@deadline_option("the answers")
 @click.option(
     "--torch",
     "folder",

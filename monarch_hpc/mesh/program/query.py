@@ -17,8 +17,8 @@ _WAIT_S = 10.0
 def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S) -> QueryResult:
     """Ask all processes of the program's allocations, and answer a question in SQL about their records.
 
-    The tables and their columns are in docs/telemetry.md; the dialect is that of DataFusion. It needs the extra
-    ``monarch-hpc[telemetry]`` here, in the program, only.
+    The tables and their columns are in docs/telemetry.md; the dialect is that of DataFusion. Hosts need the extra
+    ``monarch-hpc[telemetry]``; the program needs pyarrow for the rows of the answer.
 
     Args:
         since_s: only records of the last so many seconds are asked for; None for all that there are.
@@ -26,7 +26,7 @@ def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S)
 
     Raises:
         QueryError: the SQL is wrong, would change something, took too long or too much memory; or the extra
-            is not installed.
+            is not installed where it would be answered.
         RuntimeError: this is a proc, not the program.
     """
     sql = check_text("the query", sql, filled=True)

@@ -5,7 +5,7 @@ The door to numpy, which only they need: the columns of rows are made in `arrow`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ from monarch_hpc.wire.tables.schema import Table
 __all__ = ["COLUMNS", "KeptProcess", "columns_of", "split_calls"]
 
 _MOST = (1 << 63) - 1
+
+_Columns = dict[str, Callable[[], Any]]
+"""What makes each column; a question needs a few of them."""
 
 _RECORD = np.dtype(
     [
@@ -56,13 +59,20 @@ class KeptProcess:
     numbers: Mapping[int, int]
 
 
-def columns_of(table: str, process: KeptProcess, records: bytes) -> pa.Table:
-    """The rows of one of the tables of `COLUMNS` that *records* of a process are."""
+def columns_of(table: str, process: KeptProcess, records: bytes, wanted: Collection[str] | None = None) -> pa.Table:
+    """The rows of one of the tables of `COLUMNS` that *records* of a process are.
+
+    Args:
+        wanted: names of the columns that are made; None for all.
+    """
     made = np.frombuffer(records, _RECORD)
     source = _Source(process, made)
     values = {**source.first(), **COLUMNS[table][1](source)}
     schema = schema_of(COLUMNS[table][0])
-    return pa.Table.from_arrays([_cast(values[field.name], field.type, len(made)) for field in schema], schema=schema)
+    if wanted is not None:
+        schema = pa.schema([field for field in schema if field.name in wanted])
+    arrays = [_cast(values[field.name](), field.type, len(made)) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def split_calls(records: bytes) -> list[tuple[str, bytes]]:
@@ -89,17 +99,17 @@ class _Source:
         self.process = process
         self.records = records
 
-    def first(self) -> dict[str, Any]:
+    def first(self) -> _Columns:
         one = self.process
         return {
-            "run": one.run,
-            "mesh": one.mesh,
-            "rank": one.rank,
-            "host": one.host,
-            "pid": one.pid,
-            "t": pa.array((self.records["t"].astype(np.int64) + one.offset_ns) // 1000).cast(TIME),
-            "error_us": float(round(one.error_us, 1)),
-            "record": self.number("seq"),
+            "run": lambda: one.run,
+            "mesh": lambda: one.mesh,
+            "rank": lambda: one.rank,
+            "host": lambda: one.host,
+            "pid": lambda: one.pid,
+            "t": lambda: pa.array((self.records["t"].astype(np.int64) + one.offset_ns) // 1000).cast(TIME),
+            "error_us": lambda: float(round(one.error_us, 1)),
+            "record": lambda: self.number("seq"),
         }
 
     def number(self, column: str) -> Any:
@@ -117,11 +127,11 @@ class _Source:
         values = [what(int(mark)) if int(mark) in self.process.actors else unknown for mark in marks] or [unknown]
         return pa.array(values, kind).take(pa.array(places.astype(np.int64)))
 
-    def actors(self) -> dict[str, Any]:
+    def actors(self) -> _Columns:
         actors = self.process.actors
         return {
-            "actor": self.actor(lambda mark: actors[mark][0], "", pa.string()),
-            "actor_rank": self.actor(lambda mark: actors[mark][1], -1, pa.int64()),
+            "actor": lambda: self.actor(lambda mark: actors[mark][0], "", pa.string()),
+            "actor_rank": lambda: self.actor(lambda mark: actors[mark][1], -1, pa.int64()),
         }
 
     def actor_id(self) -> Any:
@@ -136,14 +146,14 @@ class _Source:
         return pa.array([good, running, "failed"]).take(pa.array(chosen.astype(np.int64)))
 
 
-def _call(records: Any) -> dict[str, Any]:
+def _call(records: Any) -> _Columns:
     return {
-        "call": (records["msg"] & np.uint64(_MOST & ~layout.CAST)).astype(np.int64),
-        "through_tree": (records["msg"] & np.uint64(layout.CAST)) != 0,
+        "call": lambda: (records["msg"] & np.uint64(_MOST & ~layout.CAST)).astype(np.int64),
+        "through_tree": lambda: (records["msg"] & np.uint64(layout.CAST)) != 0,
     }
 
 
-def _handled(source: _Source) -> dict[str, Any]:
+def _handled(source: _Source) -> _Columns:
     records = source.records
     failed = (records["flags"] & layout.FAILED) != 0
     high = (records["value"] >> np.uint64(32)).astype(np.int64)
@@ -151,23 +161,23 @@ def _handled(source: _Source) -> dict[str, Any]:
     return {
         **source.actors(),
         **_call(records),
-        "actor": source.part(records["name"], "endpoint", 1),
-        "incarnation": source.process.incarnation,
-        "actor_id": source.actor_id(),
-        "endpoint": source.part(records["name"], "endpoint", 2),
-        "caller": source.part(records["peer"], "proc", 1),
-        "caller_host": source.part(records["peer"], "proc", 2),
-        "bytes": source.number("bytes"),
-        "answer_bytes": np.where(failed, 0, high),
-        "queued_us": (records["value"] & np.uint64(layout.HALF)).astype(np.int64),
-        "ran_us": source.took_us(),
-        "status": source.status(running="running"),
-        "error": source.part(errors, "error", 1),
-        "line": source.part(errors, "error", 2),
+        "actor": lambda: source.part(records["name"], "endpoint", 1),
+        "incarnation": lambda: source.process.incarnation,
+        "actor_id": lambda: source.actor_id(),
+        "endpoint": lambda: source.part(records["name"], "endpoint", 2),
+        "caller": lambda: source.part(records["peer"], "proc", 1),
+        "caller_host": lambda: source.part(records["peer"], "proc", 2),
+        "bytes": lambda: source.number("bytes"),
+        "answer_bytes": lambda: np.where(failed, 0, high),
+        "queued_us": lambda: (records["value"] & np.uint64(layout.HALF)).astype(np.int64),
+        "ran_us": lambda: source.took_us(),
+        "status": lambda: source.status(running="running"),
+        "error": lambda: source.part(errors, "error", 1),
+        "line": lambda: source.part(errors, "error", 2),
     }
 
 
-def _sends(source: _Source) -> dict[str, Any]:
+def _sends(source: _Source) -> _Columns:
     records = source.records
     is_cast = (records["msg"] & np.uint64(layout.CAST)) != 0
     targets = np.where(is_cast, 0, records["peer"])
@@ -176,60 +186,60 @@ def _sends(source: _Source) -> dict[str, Any]:
     return {
         **source.actors(),
         **_call(records),
-        "incarnation": source.process.incarnation,
-        "actor_id": source.actor_id(),
-        "endpoint": source.part(records["name"], "endpoint", 2),
-        "target": source.part(targets, "proc", 1),
-        "target_host": source.part(targets, "proc", 2),
-        "target_actor": source.part(records["name"], "endpoint", 1),
-        "target_id": [f"{int(value):x}" for value in records["value"]],
-        "num_receivers": np.where(is_cast, records["peer"], 1).astype(np.int64),
-        "bytes": source.number("bytes"),
-        "took_us": source.took_us(),
-        "awaited": np.zeros(len(records), bool),
-        "status": pa.array(status.tolist(), pa.string()),
+        "incarnation": lambda: source.process.incarnation,
+        "actor_id": lambda: source.actor_id(),
+        "endpoint": lambda: source.part(records["name"], "endpoint", 2),
+        "target": lambda: source.part(targets, "proc", 1),
+        "target_host": lambda: source.part(targets, "proc", 2),
+        "target_actor": lambda: source.part(records["name"], "endpoint", 1),
+        "target_id": lambda: [f"{int(value):x}" for value in records["value"]],
+        "num_receivers": lambda: np.where(is_cast, records["peer"], 1).astype(np.int64),
+        "bytes": lambda: source.number("bytes"),
+        "took_us": lambda: source.took_us(),
+        "awaited": lambda: np.zeros(len(records), bool),
+        "status": lambda: pa.array(status.tolist(), pa.string()),
     }
 
 
-def _metrics(source: _Source) -> dict[str, Any]:
+def _metrics(source: _Source) -> _Columns:
     records = source.records
     return {
         **source.actors(),
-        "name": source.part(records["name"], "metric", 1),
-        "value": records["value"].view(np.float64),
-        "step": np.where(records["dur"] == layout.NO_STEP, -1, records["dur"]),
-        "tags": source.part(records["peer"], "tags", 1),
+        "name": lambda: source.part(records["name"], "metric", 1),
+        "value": lambda: records["value"].view(np.float64),
+        "step": lambda: np.where(records["dur"] == layout.NO_STEP, -1, records["dur"]),
+        "tags": lambda: source.part(records["peer"], "tags", 1),
     }
 
 
-def _spans(source: _Source) -> dict[str, Any]:
+def _spans(source: _Source) -> _Columns:
     records = source.records
     return {
         **source.actors(),
-        "name": source.part(records["name"], "span", 1),
-        "span": source.number("msg"),
-        "parent": source.number("bytes"),
-        "thread": source.number("value"),
-        "took_us": source.took_us(),
-        "status": source.status(),
-        "tags": source.part(records["peer"], "tags", 1),
+        "name": lambda: source.part(records["name"], "span", 1),
+        "span": lambda: source.number("msg"),
+        "parent": lambda: source.number("bytes"),
+        "thread": lambda: source.number("value"),
+        "took_us": lambda: source.took_us(),
+        "status": lambda: source.status(),
+        "tags": lambda: source.part(records["peer"], "tags", 1),
     }
 
 
-def _transfers(source: _Source) -> dict[str, Any]:
+def _transfers(source: _Source) -> _Columns:
     records = source.records
     return {
-        "peer": source.part(records["peer"], "proc", 1),
-        "peer_host": source.part(records["peer"], "proc", 2),
-        "path": source.part(records["name"], "text", 1),
-        "write": records["value"] == 1,
-        "bytes": source.number("bytes"),
-        "took_us": source.took_us(),
-        "status": source.status(),
+        "peer": lambda: source.part(records["peer"], "proc", 1),
+        "peer_host": lambda: source.part(records["peer"], "proc", 2),
+        "path": lambda: source.part(records["name"], "text", 1),
+        "write": lambda: records["value"] == 1,
+        "bytes": lambda: source.number("bytes"),
+        "took_us": lambda: source.took_us(),
+        "status": lambda: source.status(),
     }
 
 
-COLUMNS: Mapping[str, tuple[Table[Any], Callable[[_Source], dict[str, Any]]]] = {
+COLUMNS: Mapping[str, tuple[Table[Any], Callable[[_Source], _Columns]]] = {
     HANDLED.name: (HANDLED, _handled),
     SENDS.name: (SENDS, _sends),
     METRICS.name: (METRICS, _metrics),

@@ -35,12 +35,18 @@ from monarch_hpc.telemetry.reading import DecodedRecord, Memory, read_header, re
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["PARTS", "Kept", "decode_part", "find_kept", "process_of"]
+__all__ = ["ALL_COLUMNS", "PARTS", "Columns", "Kept", "decode_part", "find_kept", "process_of"]
 
 PARTS = b"parts"
 """Key in the metadata of a table's file: host and number of the parts that it was made of, as JSON."""
 
 _TABLES = {METRICS: "metrics", SPANS: "spans", TRANSFERS: "transfers", SENDS: "sends", CASTS: "sends"}
+
+
+Columns = Mapping[str, Collection[str]]
+"""For tables, the columns that are needed; all of those of others."""
+
+ALL_COLUMNS: Columns = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +69,16 @@ class Kept:
         return [name for name in names if not any(place in held for held in self.files.get(name, {}).values())]
 
     def rows(
-        self, names: Collection[str], wanted: Callable[[int], bool] = lambda _rank: True
+        self,
+        names: Collection[str],
+        wanted: Callable[[int], bool] = lambda _rank: True,
+        columns: Columns = ALL_COLUMNS,
     ) -> Mapping[str, list[pa.Table]]:
         """The rows of some tables in the parts of those hosts that are *wanted*, by rank."""
         found: dict[str, list[pa.Table]] = {name: [] for name in names}
         for part in filter(lambda part: wanted(part.host), self.parts):
             with contextlib.suppress(FileNotFoundError):
-                for name, rows in decode_part(read_part(part.path), self.tables_of(part, names)):
+                for name, rows in decode_part(read_part(part.path), self.tables_of(part, names), columns):
                     found[name].append(rows)
         return found
 
@@ -89,7 +98,9 @@ def find_kept(directory: Path) -> Kept:
     return kept
 
 
-def decode_part(chunks: bytes, names: Collection[str]) -> Iterator[tuple[str, pa.Table]]:
+def decode_part(
+    chunks: bytes, names: Collection[str], columns: Columns = ALL_COLUMNS
+) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows of some tables in a part."""
     found = [(heading, contents) for heading, contents, _ in parse(chunks)]
     processes = {_key(heading): (heading, contents) for heading, contents in found if heading.what == NAMES}
@@ -97,12 +108,18 @@ def decode_part(chunks: bytes, names: Collection[str]) -> Iterator[tuple[str, pa
         if heading.what == ROWS and heading.table in names:
             table = TABLES[heading.table]
             with contextlib.suppress(ValueError):
-                yield heading.table, _rows(table, json.loads(contents))
+                rows = _rows(table, json.loads(contents))
+                wanted = columns.get(heading.table)
+                yield heading.table, rows if wanted is None else rows.select(_chosen(table, wanted))
         elif heading.what in RECORDS and len(contents) % RECORD_BYTES == 0:
             process = _process(heading, processes.get(_key(heading)))
             for name, records in _by_table(heading.what, contents):
                 if name in names and records:
-                    yield name, columns_of(name, process, records)
+                    yield name, columns_of(name, process, records, columns.get(name))
+
+
+def _chosen(table: Table[Any], wanted: Collection[str]) -> list[str]:
+    return [column.name for column in table.columns if column.name in wanted]
 
 
 def _by_table(what: str, records: bytes) -> Iterable[tuple[str, bytes]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import itertools
-import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,44 +14,53 @@ from dataclasses import replace
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
+from monarch_hpc.telemetry.sql.engine import launch_engine
+from monarch_hpc.telemetry.sql.unanswered import EngineQuestion, late, unanswered
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.questions import Rows
-from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, MergeParts
+from monarch_hpc.wire.control.questions import Rows, SqlAnswer
 
 __all__ = ["HostEngine"]
 
 _NEEDED = ("datafusion", "pyarrow", "numpy", "sqlglot")
 
+_GRACE_S = 1.0
+"""An engine ends late questions itself. One that has not done so by then hangs as a whole."""
 
-@dataclass(frozen=True, slots=True)
+_START_S = 60.0
+"""Time that it may take to load its libraries: half a second, or long where they come from afar."""
+
+
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    question: AskEngine | MergeParts
+    question: EngineQuestion
     until_s: float
-    done: Callable[[Rows], None]
+    done: Callable[[Message], None]
+    is_retried: bool = False
 
 
 class HostEngine:
     """The engine of one host, which runs from the first question on, until it has had nothing to do for a while.
 
     Args:
-        begin: what it must know of the host.
+        begin: returns what it must know first, of the host.
         procs: yields messages about the procs of the host, each with the descriptor of its records, or -1.
     """
 
-    def __init__(self, begin: Callable[[], BeginLeaf], procs: Callable[[], Iterator[tuple[Message, int]]]) -> None:
+    def __init__(self, begin: Callable[[], Message], procs: Callable[[], Iterator[tuple[Message, int]]]) -> None:
         self._begin = begin
         self._procs = procs
         self._process: subprocess.Popen[bytes] | None = None
         self._messages: MessageSocket | None = None
+        self._starting_until_s = 0.0  # 0 once it has answered
         self._waiting: deque[_Waiting] = deque()
         self._tickets = itertools.count(1)
 
-    @property
-    def is_installed(self) -> bool:
-        """Whether this host has what an engine needs."""
-        return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+    @functools.cached_property
+    def absent(self) -> str:
+        """What an engine needs and this host has not, in words; empty if nothing is missing."""
+        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+        return f"{', '.join(missing)}, of monarch-hpc[telemetry], which is not installed" if missing else ""
 
     @property
     def messages(self) -> MessageSocket | None:
@@ -65,14 +73,19 @@ class HostEngine:
             with contextlib.suppress(OSError):  # out of descriptors: the records of one proc are missing
                 self._messages.send(message, fd)
 
-    def ask(self, question: AskEngine | MergeParts, timeout_s: float, done: Callable[[Rows], None]) -> None:
-        """Have a question answered; *done* gets an answer without parts if it is not in time, or cannot be.
+    def ask(self, question: EngineQuestion, done: Callable[[Message], None]) -> None:
+        """Have a question answered; *done* gets an answer without rows if it is not in time, or cannot be.
 
         Answers have the number of the question.
         """
-        ticket = question.ticket
         own = replace(question, ticket=next(self._tickets))
-        self._waiting.append(_Waiting(own, monotonic() + timeout_s, lambda rows: done(replace(rows, ticket=ticket))))
+        until_s = monotonic() + question.timeout_s + _GRACE_S
+
+        def answered(answer: Message) -> None:
+            assert isinstance(answer, Rows | SqlAnswer), "engines answer with nothing else"
+            done(replace(answer, ticket=question.ticket))
+
+        self._waiting.append(_Waiting(own, until_s, answered))
         if self._messages is None:
             self._start()
         else:
@@ -83,60 +96,49 @@ class HostEngine:
         return min((one.until_s for one in self._waiting), default=float("inf")) - monotonic()
 
     def work(self) -> None:
-        """Take answers, and end an engine that is late."""
+        """Take answers, and end an engine that hangs."""
         messages = self._messages
         if messages is not None:
             messages.flush()
             try:
                 for message in messages.receive():
-                    if isinstance(message, Rows):
-                        self._take(message)
+                    self._starting_until_s = 0.0
+                    self._take(message)
             except FrameError:
-                self._end()
+                messages.close()
             if messages.ended:
                 self._end()
-                if self._waiting:  # one of them was its end
-                    self._drop(self._waiting[0])
-                    self._restart()
+                for one in list(self._waiting):  # questions change nothing, and may be asked again
+                    if one.is_retried:
+                        self._drop(one, "the query is not answered: its engine has ended twice; ask again")
+                    one.is_retried = True
         now_s = monotonic()
-        if self._waiting and self._waiting[0].until_s <= now_s:
-            # The others wait for this one.
+        overdue = [one for one in self._waiting if one.until_s <= now_s]
+        if overdue and self._starting_until_s <= now_s:
             self._end()
-            self._drop(self._waiting[0])
-            self._restart()
-        for one in [one for one in self._waiting if one.until_s <= now_s]:
-            self._drop(one)
-
-    def _take(self, rows: Rows) -> None:
-        for one in list(self._waiting):
-            if one.question.ticket == rows.ticket:
-                self._waiting.remove(one)
-                one.done(rows)
-
-    def _drop(self, one: _Waiting) -> None:
-        self._waiting.remove(one)
-        one.done(Rows(one.question.ticket, [], [], []))
-
-    def _restart(self) -> None:
-        if self._waiting:
+        for one in overdue:
+            self._drop(one, late(one.question))
+        if self._waiting and self._messages is None:
             self._start()
 
+    def _take(self, answer: Message) -> None:
+        if isinstance(answer, Rows | SqlAnswer):
+            for one in [one for one in self._waiting if one.question.ticket == answer.ticket]:
+                self._waiting.remove(one)
+                one.done(answer)
+
+    def _drop(self, one: _Waiting, problem: str) -> None:
+        self._waiting.remove(one)
+        one.done(unanswered(one.question, problem))
+
     def _start(self) -> None:
-        own, other = socket.socketpair()
         try:
-            self._process = launch(
-                [sys.executable, "-P", "-m", "monarch_hpc.telemetry.sql.leaf", str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(other.fileno(),),
-            )
-        except OSError:
-            own.close()
+            self._process, self._messages = launch_engine()
+        except OSError as error:
             for one in list(self._waiting):
-                self._drop(one)
+                self._drop(one, f"the engine of queries cannot be started: {error}")
             return
-        finally:
-            other.close()
-        self._messages = MessageSocket(own)
+        self._starting_until_s = monotonic() + _START_S
         self.tell(self._begin())
         for message, fd in self._procs():
             self.tell(message, fd)

@@ -51,7 +51,10 @@ class MessageSocket:
         Raises:
             OSError: out of descriptors; nothing is sent.
         """
-        body = encode(message)
+        self.send_encoded(encode(message), fd)
+
+    def send_encoded(self, body: bytes | bytearray, fd: int = -1) -> None:
+        """Send a message that is encoded already; see `send`."""
         data = memoryview(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
         self._output.append((data, os.dup(fd) if fd >= 0 else -1))
         self.flush()

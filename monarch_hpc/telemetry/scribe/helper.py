@@ -20,7 +20,7 @@ from monarch_hpc.telemetry.scribe.keeper import RecordKeeper
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.scribe.samples import Samples
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.questions import Rows
+from monarch_hpc.wire.control.questions import AskSql, Rows, SqlAnswer
 from monarch_hpc.wire.control.scribe import (
     AskEngine,
     AskHelper,
@@ -116,8 +116,8 @@ class Helper:
                 self._correction = Correction(message.offset_ns, message.error_us)
             case AskHelper():
                 self._answer(message)
-            case MergeParts():
-                self._ask_engine(message, message.timeout_s)
+            case MergeParts() | AskSql():
+                self._ask_engine(message)
             case Ship():
                 if self._keeper is not None:
                     if message.with_open:
@@ -128,12 +128,13 @@ class Helper:
     def _answer(self, question: AskHelper) -> None:
         samples = self._samples
         assert samples is not None, "the agent begins with `BeginSampling`"
-        if question.table != KEEPING.name and samples.is_stale:
+        tables = parse_question(question.pieces).tables if question.pieces else [question.table]
+        if samples.is_stale and not samples.sources.keys().isdisjoint(tables):
             self._sample()
         sources = {**samples.sources, KEEPING.name: self._keeping}
-        if question.pieces and self.engine.is_installed:
-            asked = parse_question(question.pieces).tables
-            rows = {name: TABLES[name].render(samples.sources[name](), {}) for name in asked if name in samples.sources}
+        if question.pieces and not self.engine.absent:
+            sampled = {name: read for name, read in samples.sources.items() if name in tables}
+            rows = {name: TABLES[name].render(read(), {}) for name, read in sampled.items()}
             state = self._keeping()[0]
             own = AskEngine(
                 ticket=question.ticket,
@@ -148,15 +149,17 @@ class Helper:
                 error_us=self._correction.error_us,
                 pieces=question.pieces,
             )
-            self._ask_engine(own, question.timeout_s)
+            self.engine.ask(own, self._messages.send)
             return
         records = {name: partial(self._records, name) for name in HISTORY} if question.pieces else {}
         portion = answer(question, question.source, {**sources, **records}, question.max_bytes)
         self._messages.send(Rows(question.ticket, [portion], [], []))
 
-    def _ask_engine(self, question: AskEngine | MergeParts, timeout_s: float) -> None:
-        if self.engine.is_installed:
-            self.engine.ask(question, timeout_s, self._messages.send)
+    def _ask_engine(self, question: MergeParts | AskSql) -> None:
+        if not self.engine.absent:
+            self.engine.ask(question, self._messages.send)
+        elif isinstance(question, AskSql):
+            self._messages.send(SqlAnswer(question.ticket, absent=f"{self._host} lacks {self.engine.absent}"))
         else:
             self._messages.send(Rows(question.ticket, [], [], []))
 

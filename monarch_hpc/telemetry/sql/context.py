@@ -14,19 +14,28 @@ from datafusion.unparser import Dialect, Unparser
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.kept.arrow import least_time, schema_of, table_of_rows
-from monarch_hpc.telemetry.kept.reading import find_kept
-from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan
-from monarch_hpc.telemetry.sql.pull import pull
-from monarch_hpc.telemetry.sql.split import split
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, QueryPiece
+from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns, find_kept
+from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan, tables_of
+from monarch_hpc.wire.tables.pieces import RECORD_TABLES, SQL_TABLES, QueryPiece
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["KeptRows", "RowSet", "combine", "finish", "make_plan", "results_of", "tables_of"]
+__all__ = [
+    "AnswerTooLong",
+    "KeptRows",
+    "RowSet",
+    "columns_needed",
+    "combine",
+    "context_of",
+    "finish",
+    "prepare",
+    "results_of",
+    "run",
+    "unparse",
+]
 
 _QUERY_BYTES = 1 << 30
 """Limit on the memory that the engine gives to sorts and groups; it does not use the disk."""
 
-_NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYS = ("run", "mesh", "rank", "pid", "record")
 """Columns that tell a row of a process from others."""
 
@@ -75,15 +84,42 @@ class RowSet:
     since_s: float = 0.0
 
 
+class AnswerTooLong(Exception):
+    """An answer has more than its limit of bytes after so many rows."""
+
+    def __init__(self, num_rows: int, max_bytes: int) -> None:
+        super().__init__(num_rows, max_bytes)
+        self.num_rows, self.max_bytes = num_rows, max_bytes
+
+
+_spares: list[Any] = []
+"""Contexts that are made already: one takes 2 ms, and a process takes those of the one that it was forked from."""
+
+
+def prepare(num: int) -> None:
+    """Make contexts for the first questions of processes that are forked later; it starts no thread."""
+    _spares.extend(_make_context() for _ in range(num))
+
+
 def _open_context() -> Any:
+    return _spares.pop() if _spares else _make_context()
+
+
+def _make_context() -> Any:
     limits = datafusion.RuntimeEnvBuilder().with_greedy_memory_pool(_QUERY_BYTES).with_disk_manager_disabled()
     return datafusion.SessionContext(datafusion.SessionConfig().with_target_partitions(1), limits)
 
 
-def _sql(context: Any, sql: str) -> Any:
+def run(context: Any, sql: str) -> Any:
+    """Return the frame of a question; its rows are found when they are asked for."""
     # Nothing but questions: no CREATE, COPY, INSERT, SET; and it has no functions that read files.
     options = datafusion.SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
     return context.sql_with_options(sql, options)
+
+
+def unparse(plan: Any) -> str:
+    """Return a logical plan, or a part of one, as SQL."""
+    return str(Unparser(Dialect.default()).plan_to_sql(plan))
 
 
 def _register(context: Any, name: str, rows: Any) -> None:
@@ -91,29 +127,61 @@ def _register(context: Any, name: str, rows: Any) -> None:
     context.register_record_batches(name, [batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)]])
 
 
-def _context_of(rows: RowSet, names: Collection[str], unreadable: list[str], pulled: Collection[str] = ()) -> Any:
-    """A context with some tables; those that were *pulled* have their kept rows already."""
+def columns_needed(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
+    """Return the columns that the rows of tables of records must have for some pieces; others have all of them.
+
+    Args:
+        pieces: each about one table, so that a word in their texts is a column of it, or something else.
+    """
+    found: dict[str, set[str]] = {}
+    for piece in pieces:
+        known = {column.name for column in SQL_TABLES[piece.table].columns}
+        if piece.table not in RECORD_TABLES:
+            found[piece.table] = known  # by all of them, live rows are told from kept ones
+            continue
+        is_open = "*" in re.sub(r"count\(\*\)", "", piece.host, flags=re.IGNORECASE)  # a star stands for all of them
+        named = known if is_open else known.intersection(word.lower() for word in re.findall(r"\w+", piece.host))
+        found.setdefault(piece.table, known.intersection((*_KEYS, "host", "t"))).update(named)
+    return found
+
+
+def context_of(
+    rows: RowSet,
+    names: Collection[str],
+    unreadable: list[str],
+    pulled: Collection[str] = (),
+    columns: Columns = ALL_COLUMNS,
+) -> Any:
+    """A context with some tables; those that were *pulled* have their kept rows already.
+
+    Args:
+        columns: those that tables have; the rows may have more.
+    """
     context = _open_context()
-    kept = _read_kept(context, rows, [name for name in names if name not in pulled], unreadable) if rows.kept else {}
+    asked = [name for name in names if name not in pulled]
+    kept = _read_kept(context, rows, asked, unreadable, columns) if rows.kept else {}
     for name in names:
         table, live = SQL_TABLES[name], rows.live.get(name)
-        live = table_of_rows(table, []) if live is None else live
+        chosen = [one.name for one in table.columns if one.name in columns.get(name, (one.name,))]
+        live = (table_of_rows(table, []) if live is None else live).select(chosen)
         if table.history and rows.since_s and len(live):
             live = live.filter(pa.compute.greater_equal(live.column("t"), least_time(rows.since_s)))
         if kept.get(name):
-            context.register_view(name, _join(context, table, live, kept[name]))
+            context.register_view(name, _join(context, table, chosen, live, kept[name]))
         else:
             _register(context, name, live)
     return context
 
 
-def _read_kept(context: Any, rows: RowSet, names: Collection[str], unreadable: list[str]) -> dict[str, list[Any]]:
+def _read_kept(
+    context: Any, rows: RowSet, names: Collection[str], unreadable: list[str], needed: Columns
+) -> dict[str, list[Any]]:
     """The kept rows of some tables, each as frames of the engine."""
     found: dict[str, list[Any]] = {name: [] for name in names}
     for some in rows.kept:
         kept = find_kept(some.directory)
         unreadable += map(str, kept.unreadable)
-        for name, parts in kept.rows(names, some.has).items():
+        for name, parts in kept.rows(names, some.has, needed).items():
             found[name] += [context.from_arrow(part) for part in parts]
             found[name] += [some.chosen(context.read_parquet(str(path))) for path in kept.files.get(name, {})]
     if rows.since_s:
@@ -124,14 +192,14 @@ def _read_kept(context: Any, rows: RowSet, names: Collection[str], unreadable: l
     return found
 
 
-def _join(context: Any, table: Table[Any], live: Any, kept: list[Any]) -> Any:
-    """The live rows of a table, and those kept rows that are not among them."""
-    columns = [column.name for column in table.columns]
+def _join(context: Any, table: Table[Any], columns: Sequence[str], live: Any, kept: list[Any]) -> Any:
+    """Some columns of the live rows of a table, and of those kept rows that are not among them."""
     every = kept[0].select(*columns)
     for frame in kept[1:]:
         every = every.union(frame.select(*columns))
     keys = [name for name in _KEYS if name in columns]
-    if "record" not in keys and "state" not in keys:
+    own_names = {column.name for column in table.columns}
+    if "record" not in own_names and "state" not in own_names:
         return every.union(context.from_arrow(live)).distinct() if len(live) else every.distinct()
     if not len(live):
         return every
@@ -142,47 +210,11 @@ def _join(context: Any, table: Table[Any], live: Any, kept: list[Any]) -> Any:
 # ---- a question over many hosts ----
 
 
-def tables_of(sql: str) -> list[str]:
-    """Return the tables that a question may be about."""
-    words = {word.lower() for word in _NAMES.findall(sql)}
-    return [name for name in SQL_TABLES if name in words]
-
-
-def make_plan(sql: str) -> tuple[QueryPlan, QueryPlan, str]:
-    """Return how a question is split, how its tables are pulled, and the engine's plan as text.
-
-    Any exception says that the question is wrong.
-    """
-    frame = _sql(_context_of(RowSet(), SQL_TABLES.keys(), []), sql)
-    logical = frame.optimized_logical_plan()
-    unparser = Unparser(Dialect.default())
-    pulled = pull(sql, tables_of(sql), logical, unparser.plan_to_sql)
-    plan = split(sql, frame.schema().names) if len(pulled.pieces) == 1 else None
-    if plan is None or not _fits(plan, frame.schema()):
-        plan = pulled
-    return plan, pulled, logical.display_indent()
-
-
-def _fits(plan: QueryPlan, schema: Any) -> bool:
-    """Whether the texts of a split question can be run, and their answer has the columns of the question's."""
-    (piece,) = plan.pieces
-    try:
-        (result,) = results_of([piece], RowSet(), [])
-        merged = combine(piece, [result, result])
-        answer = finish(plan, [[result]], RowSet(), [])
-    except Exception:  # noqa: BLE001 the engine's errors have no class of their own
-        return False
-    return _kinds(merged.schema) == _kinds(result.schema) and _kinds(answer.schema) == _kinds(schema)
-
-
-def _kinds(schema: Any) -> list[tuple[str, str]]:
-    return [(field.name, str(field.type).replace("string_view", "string")) for field in schema]
-
-
 def results_of(pieces: Sequence[QueryPiece], rows: RowSet, unreadable: list[str]) -> list[Any]:
     """Return the results of the pieces over some rows."""
-    context = _context_of(rows, {piece.table for piece in pieces}, unreadable)
-    return [_sql(context, piece.host).to_arrow_table() for piece in pieces]
+    columns = columns_needed(pieces)
+    context = context_of(rows, columns.keys(), unreadable, columns=columns)
+    return [_rows(run(context, piece.host)) for piece in pieces]
 
 
 def combine(piece: QueryPiece, results: Iterable[Any]) -> Any:
@@ -192,27 +224,50 @@ def combine(piece: QueryPiece, results: Iterable[Any]) -> Any:
         return every
     context = _open_context()
     _register(context, PARTIAL, every)
-    return _concat([every.schema.empty_table(), _sql(context, piece.merge).to_arrow_table()])
+    return _concat([every.schema.empty_table(), _rows(run(context, piece.merge))])
 
 
-def finish(plan: QueryPlan, results: Sequence[Sequence[Any]], rows: RowSet, unreadable: list[str]) -> Any:
+def finish(
+    plan: QueryPlan,
+    results: Sequence[Sequence[Any]],
+    rows: RowSet,
+    unreadable: list[str],
+    max_bytes: int = _QUERY_BYTES,
+) -> Any:
     """Return the answer to a question.
 
     Args:
         results: those of each piece, of which there is one at least.
         rows: those of the tables that are not on hosts.
         unreadable: gets the files that cannot be read.
+        max_bytes: limit on the memory of the answer.
+
+    Raises:
+        AnswerTooLong: it takes more; the rest of it is not computed.
     """
     if plan.rule == "pull":
         live = {**rows.live}
         for piece, some in zip(plan.pieces, results, strict=True):
             live[piece.table] = _widened(SQL_TABLES[piece.table], _concat(some))
         pulled = [piece.table for piece in plan.pieces]
-        context = _context_of(replace(rows, live=live), tables_of(plan.final), unreadable, pulled)
-        return _sql(context, plan.final).to_arrow_table()
+        context = context_of(replace(rows, live=live), tables_of(plan.final), unreadable, pulled)
+        return _rows(run(context, plan.final), max_bytes)
     context = _open_context()
     _register(context, PARTIAL, _concat(results[0]))
-    return _sql(context, plan.final).to_arrow_table()
+    return _rows(run(context, plan.final), max_bytes)
+
+
+def _rows(frame: Any, max_bytes: int = _QUERY_BYTES) -> Any:
+    """The rows of a frame, which the engine sorts and groups within its limit, but would return without one."""
+    batches, num_rows, num_bytes = [], 0, 0
+    for one in frame.execute_stream():
+        batch = one.to_pyarrow()
+        batches.append(batch)
+        num_rows += len(batch)
+        num_bytes += batch.nbytes
+        if num_bytes > max_bytes:
+            raise AnswerTooLong(num_rows, max_bytes)
+    return pa.Table.from_batches(batches, frame.schema())
 
 
 def _concat(results: Iterable[Any]) -> Any:

@@ -1,152 +1,206 @@
-"""Runs one question in SQL in a process of its own, because it may run for ever, or out of memory.
+"""`python -m monarch_hpc.telemetry.sql.engine FD`: answers questions in SQL, each in a process that it forks.
 
-Messages on stdin and stdout begin with their length, see `write_message`: the question; the tables that it names and
-how it is split, or an error; `EngineRows`; the answer in Arrow's format, or an error.
+The helper of a host starts it at the first question, and hands it the records of procs over the socket pair FD; and a
+tool does, for allocations that have ended. It ends when the other end is closed, and after
+ten minutes without a question.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import json
+import contextlib
+import gc
 import os
 import re
 import resource
-from collections.abc import Mapping
-from dataclasses import field
-from pathlib import Path
-from typing import Any
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from dataclasses import replace
+from functools import partial
 
-from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.wire.tables.pieces import SQL_TABLES
+from monarch_hpc.core.clock import monotonic
+from monarch_hpc.core.process.dumps import forbid_core_dumps
+from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.recent import Recent
+from monarch_hpc.telemetry.scribe.framing import MessageSocket
+from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.sql.forks import QuestionForks
+from monarch_hpc.telemetry.sql.unanswered import EngineQuestion, unanswered
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.questions import AskSql, Portion, Rows, SqlAnswer
+from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, MergeParts, ProcOver, ProcRuns
+from monarch_hpc.wire.control.table import decode
+from monarch_hpc.wire.tables.pieces import AnswerPart
 
-__all__ = ["ERROR", "MAX_MEMORY_BYTES", "UNREADABLE", "EngineRows", "check", "explain", "main", "write_message"]
+__all__ = ["EngineProcess", "launch_engine", "main"]
 
-ERROR = b"E"
-"""First byte of a message that is an error in words."""
+_IDLE_S = 600.0
 
-MAX_MEMORY_BYTES = 8 << 30
-"""Limit on the address space of this process, for what the engine does not count; a library reserves some of it."""
+_MAX_MEMORY_BYTES = 8 << 30
+"""Limit on the address space of a process, for what the engine does not count; libraries reserve some of it."""
 
-UNREADABLE = b"unreadable"
-"""Key in the metadata of an answer: files of kept rows that cannot be read, as JSON."""
+_KEEP_PLANS = 256
+"""Plans that are kept: of a few kB each."""
 
-_NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MISSING_TABLE = re.compile(r"table '(?:datafusion\.public\.)?([^']*)' not found")
-_MISSING_COLUMN = re.compile(r"No field named \"?(?:\w+\.)?(\w+)")
+_VOLATILE = re.compile("now|current|today|random|uuid", re.IGNORECASE)
+"""Words of questions whose plans hold for the moment only: their optimizer has put the time in."""
+
+_ENVIRONMENT = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "ARROW_IO_THREADS": "2",
+    "MALLOC_ARENA_MAX": "2",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKIO_WORKER_THREADS": "1",
+}
+"""One thread for a question: hosts have their cores for procs. By themselves, libraries start one for each core, which
+also reserves more address space on a large host than the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRows:
-    """What a question is about.
+def launch_engine() -> tuple[subprocess.Popen[bytes], MessageSocket]:
+    """Start an engine, and return the way to it; the caller waits for the process.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    own, other = socket.socketpair()
+    try:
+        process = launch(
+            [sys.executable, "-P", "-m", "monarch_hpc.telemetry.sql.engine", str(other.fileno())],
+            {**os.environ, **_ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(other.fileno(),),
+            new_session=True,
+        )
+    except OSError:
+        own.close()
+        raise
+    finally:
+        other.close()
+    return process, MessageSocket(own)
+
+
+class EngineProcess:
+    """The records of one host, and answers to questions.
 
     Args:
-        rows: rows of live processes by table, each a list of the values of its columns.
-        parts: the results of hosts, see `results.pack`.
-        pulled: whether these are what was pulled of the tables, although the question can be split.
-        kept: directories of allocations whose kept rows are joined to the rows.
-        known: for each of them, the hosts whose parts have their kept rows, with their names by rank.
-        since_s: Unix time of the oldest row of the past that is of interest; 0 for all.
+        absent: why it cannot answer questions; empty if it can.
     """
 
-    rows: Mapping[str, list[Any]] = field(default_factory=dict)
-    parts: list[str] = field(default_factory=list)
-    pulled: bool = False
-    kept: list[str] = field(default_factory=list)
-    known: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    since_s: float = 0.0
+    def __init__(self, messages: MessageSocket, absent: str) -> None:
+        self._messages = messages
+        self._absent = absent
+        self._begin: BeginLeaf | None = None
+        self._procs: dict[ProcPlace, int] = {}
+        self._dead: deque[tuple[ProcPlace, int]] = deque()
+        self._plans: Recent[str, SqlAnswer] = Recent(_KEEP_PLANS)
+        self.forks = QuestionForks(messages, self._keep_plan)
+        if not absent:
+            from monarch_hpc.telemetry.sql.planning import Planner
+
+            self._planner = Planner()
+
+    def handle(self, message: Message) -> None:
+        """Handle one message."""
+        match message:
+            case BeginLeaf():
+                self._begin = message
+            case ProcRuns():
+                place = ProcPlace(message.run, message.mesh, message.rank, message.pid)
+                self._procs[place] = self._messages.take_fd()
+            case ProcOver():
+                self._end(ProcPlace(message.run, message.mesh, message.rank, message.pid), failed=message.failed)
+            case AskSql() if self._absent:
+                self._messages.send(SqlAnswer(message.ticket, absent=self._absent))
+            case AskEngine() | MergeParts() if self._absent:
+                self._messages.send(unanswered(message, self._absent))
+            case AskSql() if not message.given and (known := self._plans.get(message.sql)) is not None:
+                self._messages.send(replace(known, ticket=message.ticket))
+            case AskEngine() | MergeParts() | AskSql():
+                self.forks.begin(message, partial(self._answer, message))
+
+    def _keep_plan(self, question: EngineQuestion, body: bytes) -> None:
+        """Keep the plan of a question, which dashboards and scripts ask again."""
+        if isinstance(question, AskSql) and not question.given and not _VOLATILE.search(question.sql):
+            answer = decode(body)
+            if isinstance(answer, SqlAnswer) and answer.body:
+                self._plans[question.sql] = answer
+
+    def _end(self, place: ProcPlace, *, failed: bool) -> None:
+        fd = self._procs.pop(place, -1)
+        if fd < 0:
+            return
+        if not failed or self._begin is None or not self._begin.keep_dead:
+            os.close(fd)
+            return
+        self._dead.append((place, fd))
+        if len(self._dead) > self._begin.keep_dead:
+            os.close(self._dead.popleft()[1])
+
+    def _answer(self, question: EngineQuestion) -> Message:
+        """The answer, which is made in a process of its own."""
+        from monarch_hpc.telemetry.sql.replies import answer_part, answer_question, merge_parts
+
+        match question:
+            case AskSql():
+                return answer_question(question, self._planner)
+            case AskEngine():
+                assert self._begin is not None, "the helper begins with `BeginLeaf`"
+                part = answer_part(question, self._begin, [*self._procs.items(), *self._dead])
+            case MergeParts():
+                part = merge_parts(question)
+        return _portion(question, part)
 
 
-def write_message(descriptor: int, body: bytes) -> None:
-    """Write one message."""
-    left = memoryview(len(body).to_bytes(8, "little") + body)
-    while left:
-        left = left[os.write(descriptor, left) :]
+def _portion(question: AskEngine | MergeParts, part: AnswerPart) -> Rows:
+    return Rows(question.ticket, [Portion(question.source, part.render(), cut=bool(part.cut))], [], [])
 
 
-def _read_message() -> bytes:
-    def read(size: int) -> bytes:
-        body = bytearray()
-        while len(body) < size:
-            piece = os.read(0, min(size - len(body), 1 << 20))
-            if not piece:
-                os._exit(1)  # the asking process is gone
-            body += piece
-        return bytes(body)
-
-    return read(int.from_bytes(read(8), "little"))
-
-
-def main() -> None:
-    """Answer the question on stdin."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    sql = _read_message().decode()
+def _load() -> str:
+    """Load what questions need; return why that cannot be, or an empty text."""
     try:
-        write_message(1, json.dumps(check(sql)).encode())
-        write_message(1, _answer(sql, EngineRows(**json.loads(_read_message()))))
-    except Exception as error:  # noqa: BLE001 the engine's errors have no class of their own
-        write_message(1, ERROR + explain(error, sql).encode(errors="replace"))
-
-
-def check(sql: str) -> dict[str, object]:
-    """Return the tables that a question may be about, how it is split, and the plan of its answer.
-
-    Any exception says that it is wrong, see `explain`.
-    """
-    from monarch_hpc.telemetry.sql.context import make_plan, tables_of
-
-    plan, pulled, text = make_plan(sql)
-    return {
-        "tables": tables_of(sql),
-        "split": dataclasses.asdict(plan),
-        "pulled": dataclasses.asdict(pulled),
-        "plan": text,
-    }
-
-
-def _answer(sql: str, given: EngineRows) -> bytes:
-    from monarch_hpc.telemetry.kept.arrow import table_of_rows
-    from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, finish, make_plan, results_of
-    from monarch_hpc.telemetry.sql.results import unpack, write_stream
-
-    plan, pulled, _ = make_plan(sql)
-    plan = pulled if given.pulled else plan
-    unreadable: list[str] = []
-    live = {name: table_of_rows(SQL_TABLES[name], rows) for name, rows in given.rows.items()}
-    kept = []
-    for directory in given.kept:
-        hosts = {int(rank): name for rank, name in given.known.get(directory, {}).items()}
-        kept.append(KeptRows(Path(directory), without=hosts.keys(), hosts=hosts))
-    own = results_of(plan.pieces, RowSet(live, kept, given.since_s), unreadable)
-    parts = [own, *map(unpack, given.parts)]
-    by_piece = [[part[place] for part in parts] for place in range(len(plan.pieces))]
-    every = [KeptRows(Path(directory)) for directory in given.kept]
-    answer = finish(plan, by_piece, RowSet(live, every, given.since_s), unreadable)
-    found = json.dumps(sorted(set(unreadable)))
-    return b"T" + write_stream(answer.replace_schema_metadata({UNREADABLE: found}))
-
-
-def explain(error: Exception, sql: str) -> str:
-    """The error of the engine in words of ours, with the nearest names."""
-    if isinstance(error, ModuleNotFoundError):
+        import monarch_hpc.telemetry.sql.replies  # noqa: F401 for its libraries
+    except ModuleNotFoundError as error:
         return f"questions in SQL need {error.name}, which is not installed: pip install 'monarch-hpc[telemetry]'"
-    text = " ".join(str(error).split())
-    if (table := _MISSING_TABLE.search(text)) is not None:
-        return f"there is no table {table[1]!r}: {_nearest(table[1], [*SQL_TABLES])}"
-    if (column := _MISSING_COLUMN.search(text)) is not None:
-        words = {word.lower() for word in _NAMES.findall(sql)}
-        known = {one.name for name, table in SQL_TABLES.items() if name in words for one in table.columns}
-        return f"there is no column {column[1]!r}: {_nearest(column[1], sorted(known))}"
-    if " not supported: " in text:
-        return f"only questions (SELECT) are answered: {text}"
-    return f"the query cannot be answered: {text[:1000]}"
+    return ""
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known) or 'none'}"
+def main(arguments: list[str]) -> int:
+    """Serve until the other end of the socket is closed."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    forbid_core_dumps()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MAX_MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    os.umask(0o077)
+    messages = MessageSocket(socket.socket(fileno=int(arguments[0])))
+    engine = EngineProcess(messages, _load())
+    gc.freeze()  # what is loaded is shared with the processes that are forked
+    poller, idle_since_s = select.poll(), monotonic()
+    while not messages.ended:
+        pipes = [*engine.forks.pipes]
+        poller.register(messages, select.POLLIN | (select.POLLOUT if messages.num_waiting else 0))
+        for pipe in pipes:
+            poller.register(pipe, select.POLLIN)
+        wait_s = min(engine.forks.due_s(), idle_since_s + _IDLE_S - monotonic())
+        poller.poll(max(wait_s, 0.0) * 1000)
+        for pipe in pipes:
+            poller.unregister(pipe)
+        messages.flush()
+        for message in messages.receive():
+            idle_since_s = monotonic()
+            engine.handle(message)
+        engine.forks.work()
+        if monotonic() - idle_since_s >= _IDLE_S and not pipes:
+            break
+    with contextlib.suppress(ProcessLookupError):
+        engine.forks.close()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ from monarch_hpc.telemetry.history import read_open
 from monarch_hpc.telemetry.kept.arrow import schema_of, table_of_rows
 from monarch_hpc.telemetry.kept.chunks import CASTS, EVENTS, METRICS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.telemetry.kept.columns import COLUMNS, columns_of, split_calls
-from monarch_hpc.telemetry.kept.reading import process_of
+from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns, process_of
 from monarch_hpc.telemetry.reading import memory_of, read_header
 from monarch_hpc.telemetry.scribe.drain import Drain
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
@@ -38,27 +38,35 @@ def live_rows(
     procs: Iterable[tuple[ProcPlace, int]],
     host: str,
     correction: Correction,
+    columns: Columns = ALL_COLUMNS,
 ) -> tuple[dict[str, Any], int]:
     """Return the rows of some tables, and how many records of them later ones have overwritten.
 
     Args:
         rows: those of tables that are not records, by table.
         procs: the processes of the host, with the descriptor of their memory.
+        columns: those of tables of records that are needed.
     """
     found: dict[str, list[Any]] = {name: [] for name in names}
     for name in names:
         if name not in COLUMNS:
-            found[name].append(table_of_rows(SQL_TABLES[name], rows.get(name, [])))
+            found[name].append(_chosen(table_of_rows(SQL_TABLES[name], rows.get(name, [])), name, columns))
     asked = [name for name in names if name in COLUMNS]
     num_lost = 0
     for place, fd in procs if asked else ():
-        num_lost += _read(asked, place, fd, host, correction, found)
-    empty = {name: schema_of(SQL_TABLES[name]).empty_table() for name in names}
+        num_lost += _read(asked, place, fd, host, correction, columns, found)
+    empty = {name: _chosen(schema_of(SQL_TABLES[name]).empty_table(), name, columns) for name in names}
     return {name: pa.concat_tables([empty[name], *some]) for name, some in found.items()}, num_lost
 
 
 def _read(
-    names: list[str], place: ProcPlace, fd: int, host: str, correction: Correction, found: dict[str, list[Any]]
+    names: list[str],
+    place: ProcPlace,
+    fd: int,
+    host: str,
+    correction: Correction,
+    columns: Columns,
+    found: dict[str, list[Any]],
 ) -> int:
     memory = memory_of(fd)
     if read_header(memory)[0]:
@@ -74,10 +82,15 @@ def _read(
         by_table = split_calls(taken.records) if taken.what == EVENTS else [(_OF[taken.what], taken.records)]
         for name, records in by_table:
             if name in names and records:
-                found[name].append(columns_of(name, known, records))
+                found[name].append(columns_of(name, known, records, columns.get(name)))
     for name in names:
         table = SQL_TABLES[name]
         began = read_open(name, memory, process, correction)
         rows = [[getattr(row, one.name) for one in table.columns] for row in began]
-        found[name].append(table_of_rows(table, rows))
+        found[name].append(_chosen(table_of_rows(table, rows), name, columns))
     return num_lost
+
+
+def _chosen(rows: Any, name: str, columns: Columns) -> Any:
+    wanted = columns.get(name)
+    return rows if wanted is None else rows.select([one for one in rows.column_names if one in wanted])

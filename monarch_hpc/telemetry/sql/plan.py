@@ -1,21 +1,26 @@
-"""The way in which the hosts and the asking process answer a question together."""
+"""The way in which hosts and the engine of the head's host answer a question together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.wire.tables.pieces import QueryPiece
+from monarch_hpc.wire.tables.pieces import SQL_TABLES, QueryPiece
 
-__all__ = ["PARTIAL", "QueryPlan"]
+__all__ = ["MAX_ROWS", "PARTIAL", "QueryPlan", "tables_of"]
+
+_NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 PARTIAL = "partial"
 """The name of a piece in the texts that combine it."""
 
+MAX_ROWS = 1_000_000
+"""Limit on the rows of one result of a host, or of hosts together: of numbers they take some 10 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """A question as the hosts and the asking process answer it together.
+    """A question as hosts and the engine of the head's host answer it together.
 
     Args:
         rule: how it was split: `partial` aggregates; `home`, groups that are on one host each; `rows` that are chosen
@@ -24,5 +29,11 @@ class QueryPlan:
     """
 
     rule: str
-    pieces: Sequence[QueryPiece]
+    pieces: list[QueryPiece]
     final: str
+
+
+def tables_of(sql: str) -> list[str]:
+    """Return the tables that a question may be about."""
+    words = {word.lower() for word in _NAMES.findall(sql)}
+    return [name for name in SQL_TABLES if name in words]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.telemetry.sql.plan import QueryPlan
+from monarch_hpc.telemetry.sql.plan import MAX_ROWS, QueryPlan
 from monarch_hpc.wire.tables.pieces import ON_HOSTS, SQL_TABLES, QueryPiece
 
 __all__ = ["pull"]
@@ -56,8 +56,9 @@ def pull(sql: str, tables: Sequence[str], plan: Any, unparse: Callable[[Any], st
 
 
 def _latest(table: str, text: str) -> str:
-    """With the latest rows first: the last ones may not fit."""
-    return f"{text} ORDER BY t DESC" if SQL_TABLES[table].history else text
+    """With the latest rows first, and no more than may be sent: one more shows that there were more."""
+    order = " ORDER BY t DESC" if SQL_TABLES[table].history else ""
+    return f"{text}{order} LIMIT {MAX_ROWS + 1}"
 
 
 def _scans(plan: Any, unparse: Callable[[Any], str], above: Any = None) -> Iterator[_Scan]:

@@ -36,7 +36,7 @@ def pack(results: Sequence[Any]) -> str:
     streams = [write_stream(result) for result in results]
     sizes = b"".join(len(stream).to_bytes(8, "little") for stream in streams)
     body = len(streams).to_bytes(8, "little") + sizes + b"".join(streams)
-    return base64.b85encode(zlib.compress(body, 9 if len(body) < _SMALL_BYTES else 1)).decode()
+    return base64.b64encode(zlib.compress(body, 9 if len(body) < _SMALL_BYTES else 1)).decode()
 
 
 def unpack(text: str) -> list[Any]:
@@ -46,7 +46,7 @@ def unpack(text: str) -> list[Any]:
         FrameError: the text is not that of results.
     """
     try:
-        body = zlib.decompress(base64.b85decode(text))
+        body = zlib.decompress(base64.b64decode(text, validate=True))
         num, at = int.from_bytes(body[:8], "little"), 8
         sizes = [int.from_bytes(body[at + 8 * place : at + 8 * place + 8], "little") for place in range(num)]
         at += 8 * num

@@ -1,4 +1,4 @@
-"""Questions to all processes of an allocation, and their answers: rows of a table, see `wire.tables`."""
+"""Questions to all processes of an allocation, and their answers: rows of a table, see `wire.tables`; and in SQL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import field
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 
-__all__ = ["Ask", "AskHosts", "Portion", "Rows"]
+__all__ = ["Ask", "AskHosts", "AskSql", "Portion", "Rows", "SqlAnswer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +71,39 @@ class Rows(Message):
     portions: list[Portion]
     missing: list[str]
     left_out: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AskSql(Message):
+    """Tool to head, to its host's agent, to the helper, and to the engine: plan a question, or answer it.
+
+    Args:
+        ticket: the asking process's number of the question, for the answer; 0 from a tool.
+        given: what hosts have sent for it, see `telemetry.sql.given.GivenRows`; empty to plan it.
+        form: format of the answer: ``json``, ``arrow`` or ``parquet``.
+        timeout_s: how long the asking process waits.
+        max_bytes: limit on the size of the answer; the head applies its own.
+    """
+
+    ticket: int
+    sql: str
+    given: str
+    form: str
+    timeout_s: float
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SqlAnswer(Message):
+    """Engine to helper, and so on to the tool: the plan or the answer; exactly one of the texts is filled.
+
+    Args:
+        body: see `telemetry.sql.given.TakenQuestion` and `FinishedAnswer`.
+        problem: why the question cannot be answered.
+        absent: why there is no engine that could try.
+    """
+
+    ticket: int
+    body: str = field(default="", kw_only=True)
+    problem: str = field(default="", kw_only=True)
+    absent: str = field(default="", kw_only=True)

@@ -72,7 +72,7 @@ from monarch_hpc.wire.control.programs import (
     SubmitJob,
     WriteInput,
 )
-from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
+from monarch_hpc.wire.control.questions import Ask, AskHosts, AskSql, Rows, SqlAnswer
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened, RunTaken
 from monarch_hpc.wire.control.scribe import (
@@ -141,6 +141,8 @@ MESSAGES: dict[str, type[Message]] = {
         Ask,
         AskHosts,
         Rows,
+        AskSql,
+        SqlAnswer,
         AskClock,
         ClockTold,
         LinkGiven,

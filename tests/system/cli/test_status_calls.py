@@ -25,8 +25,9 @@ from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.telemetry.reading import DecodedRecord, Memory, memory_of, read_events, read_scene
+from monarch_hpc.telemetry.reading import DecodedRecord, Memory, memory_of, read_events
 from monarch_hpc.telemetry.views.picture import Picture, Row, draw
+from monarch_hpc.telemetry.views.scene import read_scene
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.tables.calls import CALLS
 from tests.child import child

@@ -19,7 +19,7 @@ from monarch_hpc.attach.attach import query_rows
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.rdma import RDMABuffer, RDMAState
-from monarch_hpc.telemetry.reading import read_scene
+from monarch_hpc.telemetry.views.scene import read_scene
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.tables.memory import MEMORY, MemoryUse
 from tests.system.support.controlling import controlled, settle

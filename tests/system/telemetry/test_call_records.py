@@ -18,7 +18,8 @@ from monarch_hpc.config.load import load
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import FAILED, RecordKind
 from monarch_hpc.telemetry.names import parse_names
-from monarch_hpc.telemetry.reading import DecodedRecord, read_events, read_scene, read_table
+from monarch_hpc.telemetry.reading import DecodedRecord, read_events, read_table
+from monarch_hpc.telemetry.views.scene import read_scene
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 

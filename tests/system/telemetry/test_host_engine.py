@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -84,7 +86,12 @@ class Host:
             pieces=pieces,
         )
         answers: list[Rows] = []
-        self.engine.ask(asked, timeout_s, answers.append)
+
+        def take(answer: Message) -> None:
+            assert isinstance(answer, Rows)
+            answers.append(answer)
+
+        self.engine.ask(asked, take)
         return answers
 
     def has(self, answers: list[Rows]) -> bool:
@@ -110,6 +117,11 @@ def host() -> Iterator[Host]:
     host = Host()
     yield host
     host.close()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that the single thread of a process has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def rows_of(answer: Rows) -> list[dict[str, object]]:
@@ -141,19 +153,46 @@ def test_a_host_has_the_rows_of_its_procs_and_of_the_dead(host: Host) -> None:
 
 
 @pytest.mark.slow  # starts an engine three times
-def test_an_engine_that_dies_or_hangs_loses_its_question_and_no_other(host: Host) -> None:
+def test_questions_outlive_an_engine_that_dies_and_not_one_that_hangs(host: Host) -> None:
     count = "SELECT count(*) AS num FROM handled"
     assert rows_of(host.ask(count, "handled")) == [{"num": 22}]
     os.kill(host.pid, signal.SIGSTOP)
     started_s = monotonic()
     assert host.ask(count, "handled", 0.3) == Rows(9, [], [], [])
     assert monotonic() - started_s < _PATIENCE_S
+    assert rows_of(host.ask(count, "handled")) == [{"num": 22}]
     first, second = host.begin(count, "handled"), host.begin(count, "handled")
     os.kill(host.pid, signal.SIGKILL)
     wait_until("answers", lambda: host.has(first) and host.has(second), timeout_s=_PATIENCE_S)
-    assert first == [Rows(9, [], [], [])]
-    assert rows_of(second[0]) == [{"num": 22}]
+    for answers in (first, second):
+        assert [rows_of(answer) for answer in answers] == [[{"num": 22}]]
     assert host.ask("SELECT nonsense FROM handled", "handled") == Rows(9, [], [], [])
+
+
+@pytest.mark.slow  # starts an engine, and kills what it forks
+def test_the_process_of_one_question_ends_alone(host: Host) -> None:
+    many = "generate_series(1, 100000)"
+    endless = f"SELECT sum(a.value + b.value) FROM {many} a, {many} b, handled WHERE a.value <> b.value"
+    count = "SELECT count(*) AS num FROM handled"
+    assert rows_of(host.ask(count, "handled")) == [{"num": 22}]
+    threads = {path.read_text().strip() for path in Path(f"/proc/{host.pid}/task").glob("*/comm")}
+    assert not any(name.startswith("tokio") for name in threads), threads  # the engine would hang in forks
+    late = host.begin(endless, "handled", 5.0)
+    killed = host.begin(endless, "handled")
+
+    def runs() -> list[int]:
+        host.engine.work()
+        return children_of(host.pid)
+
+    pids = wait_until("the processes of two questions", runs, accept=lambda found: len(found) == 2)
+    assert rows_of(host.ask(count, "handled")) == [{"num": 22}]  # beside the two
+    os.kill(max(pids), signal.SIGKILL)
+    for answers in (killed, late):
+        wait_until("no rows", partial(host.has, answers), timeout_s=_PATIENCE_S)
+        assert answers == [Rows(9, [], [], [])]
+    engine = host.pid
+    assert rows_of(host.ask(count, "handled")) == [{"num": 22}] and host.pid == engine
+    wait_until("the end of all", runs, accept=lambda found: not found)
 
 
 def test_what_does_not_fit_is_cut() -> None:

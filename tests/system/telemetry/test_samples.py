@@ -17,7 +17,7 @@ import pytest
 
 from monarch_hpc import Actor, ActorMesh, current_rank, endpoint, telemetry
 from monarch_hpc.attach.attach import TableAnswer, query_rows
-from monarch_hpc.attach.sql import Collected, open_engine
+from monarch_hpc.attach.sql_engine import open_engine
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.machine.procfs import each_pid, read_environ
@@ -25,6 +25,7 @@ from monarch_hpc.telemetry.scribe.gpus import NvidiaGpus, sample_amd
 from monarch_hpc.telemetry.scribe.host import HostSampler, parse_busy, parse_stall
 from monarch_hpc.telemetry.scribe.net import sample_ports
 from monarch_hpc.telemetry.scribe.procs import ProcPlace, sample_proc
+from monarch_hpc.telemetry.sql.given import GivenRows
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.start import COOKIE
 from monarch_hpc.wire.tables.samples import SAMPLES
@@ -236,10 +237,9 @@ def test_gpus_of_amd_are_those_of_the_grant(tmp_path: Path) -> None:
 def ask_about(question: str, name: str, rows: Iterable[Any]) -> list[dict[str, Any]]:
     """The answer to a question that ships, about the rows of one table."""
     with open_engine(telemetry.question(question)) as engine:
-        found: list[dict[str, Any]] = engine.run(
-            Collected({name: json.loads(SAMPLES[name].render(rows, {}))}), _PATIENCE_S
-        ).to_pylist()
-    return found
+        given = GivenRows(engine.plan(), {name: json.loads(SAMPLES[name].render(rows, {}))})
+        found = engine.finish(given, "json", _PATIENCE_S)
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows if isinstance(row, list)]
 
 
 @needs_sql

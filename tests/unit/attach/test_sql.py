@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +14,15 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.attach import sql as questions
-from monarch_hpc.attach.sql import Collected, QueryResult, open_engine, query_allocations
+from monarch_hpc.attach.attach import HeadClient
+from monarch_hpc.attach.sql import Collected, QueryResult, query_allocations
+from monarch_hpc.attach.sql_engine import SqlEngine, _OwnEngine
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.telemetry.shipped import question, shipped_questions
-from monarch_hpc.telemetry.sql.engine import check, explain
-from monarch_hpc.wire.control.questions import Portion, Rows
+from monarch_hpc.telemetry.sql.given import GivenRows, render
+from monarch_hpc.telemetry.sql.planning import Planner
+from monarch_hpc.telemetry.sql.problems import explain
+from monarch_hpc.wire.control.questions import AskSql, Portion, Rows, SqlAnswer
 from monarch_hpc.wire.tables.history import METRICS, MetricRow
 from monarch_hpc.wire.tables.pieces import SQL_TABLES, AnswerPart, parse_question
 from tests.guards.tree import ROOT
@@ -25,6 +31,7 @@ pytest.importorskip("datafusion")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 _PATIENCE_S = 60.0
+Ask = Callable[..., list[tuple[object, ...]]]
 _T = 1_800_000_000.25
 ROWS = [
     MetricRow("run", 1, rank, "n1", 7, _T + step, 0.0, step, "trainer", rank, "loss", rank + step / 10, step, "")
@@ -33,19 +40,33 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started() -> None:
+@pytest.fixture(scope="module")
+def planner() -> Planner:
     """The engine keeps threads and descriptors of its own, also here, where its refusals are tested."""
-    check("SELECT 1")
+    planner = Planner()
+    planner.plan("SELECT 1")
+    return planner
 
 
-def ask(sql: str, rows: Sequence[MetricRow] = ROWS) -> list[tuple[object, ...]]:
-    with open_engine(sql) as engine:
-        table = engine.run(Collected({"metrics": json.loads(METRICS.render(rows, {}))}), _PATIENCE_S)
-    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+@pytest.fixture(scope="module")
+def engines() -> Iterator[_OwnEngine]:
+    """One engine for all questions, as hosts have one."""
+    with contextlib.closing(_OwnEngine()) as engine:
+        SqlEngine([engine], "SELECT 1")  # it starts before the first test, which it would seem to be left by
+        yield engine
 
 
-def test_rows_are_grouped_joined_and_compared_in_time() -> None:
+@pytest.fixture
+def ask(engines: _OwnEngine) -> Ask:
+    def ask(sql: str, rows: Sequence[MetricRow] = ROWS) -> list[tuple[object, ...]]:
+        engine = SqlEngine([engines], sql)
+        given = GivenRows(engine.plan(), {"metrics": json.loads(METRICS.render(rows, {}))})
+        return QueryResult(engine.finish(given, "arrow", _PATIENCE_S), Collected(given.plan)).rows
+
+    return ask
+
+
+def test_rows_are_grouped_joined_and_compared_in_time(ask: Ask) -> None:
     assert ask("SELECT step, max(value) - min(value) FROM metrics GROUP BY step ORDER BY step") == [
         (0, 1.0),
         (1, 1.0),
@@ -60,25 +81,32 @@ def test_rows_are_grouped_joined_and_compared_in_time() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_questions())
-def test_questions_that_ship_are_answered_and_explained(name: str) -> None:
+def test_questions_that_ship_are_answered_and_explained(ask: Ask, name: str) -> None:
     ask(question(name))
     assert f"| `{name}` |" in (ROOT / "docs" / "seeing.md").read_text()
 
 
-def test_an_answer_is_explained_and_becomes_other_formats() -> None:
-    sql = "SELECT rank, max(value) AS most FROM metrics WHERE step > 0 GROUP BY rank ORDER BY rank"
-    with open_engine(sql) as engine:
-        assert engine.tables == ["metrics"]
-        assert "TableScan: metrics projection=[rank, value, step]" in engine.plan and "Aggregate" in engine.plan
-        table = engine.run(Collected({"metrics": json.loads(METRICS.render(ROWS, {}))}), _PATIENCE_S)
-    answer = QueryResult(table, Collected(missing=["host <b>"]))
-    assert answer.rows == [(0, 0.2), (1, 1.2)]
-    assert parquet.read_table(io.BytesIO(answer.to_parquet())).to_pylist() == answer.to_arrow().to_pylist()
+def test_an_answer_is_explained_and_has_other_forms(engines: _OwnEngine) -> None:
+    sql = "SELECT rank, max(value) AS most, max(t) AS t FROM metrics WHERE step > 0 GROUP BY rank ORDER BY rank"
+    engine = SqlEngine([engines], sql)
+    assert engine.taken.tables == ["metrics"]
+    assert "projection=[rank, t, value, step]" in engine.taken.plan and "Aggregate" in engine.taken.plan
+    given = GivenRows(engine.plan(), {"metrics": json.loads(METRICS.render(ROWS, {}))})
+    finished = engine.finish(given, "arrow", _PATIENCE_S)
+    answer = QueryResult(finished, Collected(given.plan, missing=["host <b>"]))
+    moment = datetime.fromtimestamp(_T + 2, UTC)
+    assert answer.rows == [(0, 0.2, moment), (1, 1.2, moment)] and answer.columns == ["rank", "most", "t"]
     html = answer._repr_html_()
     assert "<td>1.2</td>" in html and "2 rows, without host &lt;b&gt;" in html
+    in_file = base64.b64decode(engine.finish(given, "parquet", _PATIENCE_S).data)
+    for data in (in_file, answer.to_parquet()):
+        assert parquet.read_table(io.BytesIO(data)).to_pylist() == answer.to_arrow().to_pylist()
+    plain = engine.finish(given, "json", _PATIENCE_S)
+    assert (plain.num_rows, plain.columns) == (2, answer.columns)
+    assert plain.rows[0] == [0, 0.2, "2027-01-15 08:00:02.250000+00:00"]
 
 
-def test_names_of_programs_that_are_not_unicode_are_rows() -> None:
+def test_names_of_programs_that_are_not_unicode_are_rows(ask: Ask) -> None:
     odd = [replace(ROWS[0], name="a\ud800b", value=float("nan"))]
     assert ask("SELECT name FROM metrics WHERE value <> 1", odd) == [("a?b",)]
 
@@ -86,12 +114,12 @@ def test_names_of_programs_that_are_not_unicode_are_rows() -> None:
 @pytest.mark.parametrize(
     ("sql", "words"),
     [
-        ("SELECT * FROM metricss", "there is no table 'metricss': did you mean metrics?"),
-        ("SELECT * FROM x", "there is no table 'x': there are: actors, channels, clocks"),
-        ("SELECT valu FROM metrics", "there is no column 'valu': did you mean value?"),
-        ("SELECT m.valu FROM metrics m", "there is no column 'valu': did you mean value?"),
-        ("SELEC 1", "Line: 1, Column: 1"),
-        ("SELECT frobnicate(1)", "Invalid function 'frobnicate'"),
+        ("SELECT * FROM metricss", "there is no table 'metricss' (line 1, column 15): did you mean metrics?"),
+        ("SELECT * FROM x", "there is no table 'x' (line 1, column 15): there are: actors, channels, clocks"),
+        ("SELECT rank,\n  valu FROM metrics", "there is no column 'valu' (line 2, column 3): did you mean value?"),
+        ("SELECT m.valu FROM metrics m", "there is no column 'valu' (line 1, column 10): did you mean value?"),
+        ("SELEC 1", 'Line: 1, Column: 1")\n    SELEC 1\n    ^'),
+        ("SELECT frobnicate(1)", "there is no function 'frobnicate' (line 1, column 8)"),
         ("", "No SQL statements"),
         ("SELECT 1; SELECT 2", "single SQL statement"),
         ("CREATE TABLE x AS SELECT 1", "only questions (SELECT) are answered"),
@@ -101,25 +129,59 @@ def test_names_of_programs_that_are_not_unicode_are_rows() -> None:
         ("DELETE FROM metrics", "only questions (SELECT) are answered"),
         ("SET datafusion.execution.batch_size = 1", "only questions (SELECT) are answered"),
         ("DROP TABLE metrics", "only questions (SELECT) are answered"),
-        ("SELECT * FROM '/etc/passwd'", "there is no table '/etc/passwd'"),
+        ("SELECT * FROM '/etc/passwd'", "there is no table '/etc/passwd' (line 1, column 16)"),
         ("SELECT * FROM read_csv('/etc/passwd')", "'read_csv' not found"),
     ],
 )
-def test_what_is_no_question_is_refused_before_anybody_is_asked(sql: str, words: str) -> None:
+def test_what_is_no_question_is_refused_before_anybody_is_asked(planner: Planner, sql: str, words: str) -> None:
     with pytest.raises(Exception) as caught:
-        check(sql)
+        planner.plan(sql)
     assert words in explain(caught.value, sql)
 
 
-def test_a_query_without_end_ends_at_its_limits() -> None:
+def test_a_join_of_ten_to_the_ninth_rows_ends_at_its_limits_and_harms_only_itself(
+    engines: _OwnEngine, ask: Ask
+) -> None:
     many = "generate_series(1, 100000)"
     endless = f"SELECT sum(a.value + b.value) FROM {many} a, {many} b WHERE a.value <> b.value"
-    with pytest.raises(QueryError, match=r"is not answered within 0\.05 s"), open_engine(endless) as engine:
-        engine.run(Collected(), 0.05)
-    with open_engine("SELECT 1") as engine:
-        engine._process.kill()  # as an allocation that fails does
-        with pytest.raises(QueryError, match=r"ended its engine \(status -9\)"):
-            engine.run(Collected(), _PATIENCE_S)
+    engine = SqlEngine([engines], endless)
+    with pytest.raises(QueryError, match=r"is not answered within 0\.5 s"):
+        engine.finish(GivenRows(engine.plan()), "json", 0.5)
+    long = f"SELECT a.value, b.value FROM {many} a, {many} b"
+    engine = SqlEngine([engines], long)
+    with pytest.raises(QueryError, match=r"the answer takes more than 256 MiB after \d+ rows"):
+        engine.finish(GivenRows(engine.plan()), "json", _PATIENCE_S)
+    wide = f"SELECT count(*) FROM (SELECT DISTINCT a.value * 100000 + b.value FROM {many} a, {many} b)"
+    engine = SqlEngine([engines], wide)
+    with pytest.raises(QueryError, match=r"takes more memory|is not answered"):
+        engine.finish(GivenRows(engine.plan()), "json", _PATIENCE_S)
+    assert ask("SELECT count(*) FROM metrics") == [(len(ROWS),)]
+
+
+def test_questions_do_not_wait_for_one_without_end(engines: _OwnEngine) -> None:
+    many = "generate_series(1, 100000)"
+    endless = f"SELECT sum(a.value + b.value) FROM {many} a, {many} b WHERE a.value <> b.value"
+    engine, quick = SqlEngine([engines], endless), SqlEngine([engines], "SELECT 1 AS one")
+    assert engines._messages is not None
+    given = GivenRows(engine.plan())
+    engines._messages.send(AskSql(77, endless, render(given), "json", _PATIENCE_S, 1 << 20))
+    assert quick.finish(GivenRows(quick.plan()), "json", _PATIENCE_S).rows == [[1]]
+
+
+def test_an_engine_that_is_ended_is_named_and_one_that_is_absent_is_passed_over(planner: Planner) -> None:
+    class Absent:
+        def ask(self, question: AskSql, patience_s: float) -> SqlAnswer:
+            return SqlAnswer(0, absent="host n1 lacks datafusion")
+
+    with contextlib.closing(_OwnEngine()) as own:
+        engine = SqlEngine([Absent(), own], "SELECT 1 AS one")
+        assert own._process is not None
+        assert engine.finish(GivenRows(engine.plan()), "json", _PATIENCE_S).rows == [[1]]
+        own._process.kill()  # as an allocation that fails does
+        with pytest.raises(QueryError, match="the engine of queries has ended"):
+            engine.finish(GivenRows(engine.plan()), "json", _PATIENCE_S)
+    with pytest.raises(QueryError, match="host n1 lacks datafusion"):
+        SqlEngine([Absent()], "SELECT 1")
 
 
 def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_asked_for(
@@ -128,8 +190,9 @@ def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_aske
     asked: list[tuple[str, str, list[str]]] = []
 
     def answers(
-        directory: Path, table: str, timeout_s: float, where: dict[str, object], pieces: str = ""
+        head: HeadClient, table: str, timeout_s: float, where: dict[str, object], pieces: str = ""
     ) -> Rows | None:
+        directory = head.directory
         on_hosts = [piece.host for piece in parse_question(pieces).pieces] if pieces else []
         asked.append((directory.name, table, on_hosts))
         if directory.name == "dead":
@@ -142,7 +205,7 @@ def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_aske
     monkeypatch.setattr(questions, "query_portions", answers)
     sql = "SELECT count(*) FROM metrics LEFT JOIN procs USING (pid)"
     result = query_allocations([Path("/a/live"), Path("/a/dead")], sql, _PATIENCE_S, 60.0)
-    pulled = ["SELECT pid FROM metrics ORDER BY t DESC"]
+    pulled = ["SELECT pid FROM metrics ORDER BY t DESC LIMIT 1000001"]
     assert sorted(asked) == [
         ("dead", "metrics", pulled),
         ("dead", "procs", []),

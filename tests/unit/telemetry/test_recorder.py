@@ -16,16 +16,9 @@ from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, RecordKin
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.names import parse_names
 from monarch_hpc.telemetry.progress import CallProgress
-from monarch_hpc.telemetry.reading import (
-    MAX_SENT,
-    Memory,
-    memory_of,
-    read_events,
-    read_memory_use,
-    read_scene,
-    read_u64,
-)
+from monarch_hpc.telemetry.reading import Memory, memory_of, read_events, read_u64
 from monarch_hpc.telemetry.recorder import Recorder
+from monarch_hpc.telemetry.views.scene import MAX_SENT, read_memory_use, read_scene
 
 pytestmark = pytest.mark.pen
 

@@ -10,7 +10,7 @@ from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.machine.procfs import read_cpu_s, read_resident_bytes
 from monarch_hpc.telemetry.clock import uncompared
 from monarch_hpc.telemetry.history import HISTORY, read_recorder
-from monarch_hpc.telemetry.reading import read_memory_use, read_scene
+from monarch_hpc.telemetry.views.scene import read_memory_use, read_scene
 from monarch_hpc.wire.tables.answer import Sources
 from monarch_hpc.wire.tables.calls import CALLS, PROGRAM_MESH, ProcCalls
 from monarch_hpc.wire.tables.history import RECORDERS, HistoryRow, RecorderState

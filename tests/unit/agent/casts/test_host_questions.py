@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from monarch_hpc.agent.casts.host_questions import HostQuestions
-from monarch_hpc.telemetry.sql.leaf import HostLeaf
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message, encode
@@ -52,9 +51,11 @@ class Host:
         key = tuple(part.results for part in parts)
         if key not in self._tree.merged:
             texts = [portion.rows for portion in portions]
-            self._tree.merged[key] = HostLeaf.merge(
-                MergeParts(1, "hosts", question.pieces, texts, 1.0, max_bytes)
-            ).results
+            self._tree.merged[key] = (
+                pytest.importorskip("monarch_hpc.telemetry.sql.replies")
+                .merge_parts(MergeParts(1, "hosts", question.pieces, texts, 1.0, max_bytes))
+                .results
+            )
         ranks = [rank for part in parts for first, last in part.ranks for rank in range(first, last)]
         take(Portion("hosts", AnswerPart(self._tree.merged[key], ranks=spans_of(ranks)).render()))
 
@@ -225,7 +226,7 @@ def test_a_question_that_makes_no_sense_is_refused(changes: dict[str, object]) -
 def engine() -> None:
     """The engine keeps threads and descriptors of its own."""
     pytest.importorskip("sqlglot")
-    pytest.importorskip("monarch_hpc.telemetry.sql.context").make_plan("SELECT 1")
+    pytest.importorskip("monarch_hpc.telemetry.sql.planning").Planner().plan("SELECT 1")
 
 
 @pytest.mark.slow  # the engine combines the results of a thousand hosts
@@ -236,9 +237,10 @@ def test_groups_of_a_thousand_hosts_are_few_bytes_at_the_root(lost: set[int]) ->
 
     from monarch_hpc.telemetry.kept.arrow import schema_of
     from monarch_hpc.telemetry.sql import context, results
+    from monarch_hpc.telemetry.sql.planning import Planner
 
     sql = "SELECT endpoint, count(*) AS calls, avg(ran_us) AS us, max(queued_us) AS most FROM handled GROUP BY endpoint"
-    plan, _, _ = context.make_plan(sql)
+    plan = Planner().plan(sql).split
     assert plan.rule == "partial"
     rows = [
         {"endpoint": f"step{place % 20}", "host": "n", "ran_us": float(place), "queued_us": place}
