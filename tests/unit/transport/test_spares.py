@@ -53,9 +53,7 @@ def spares(clock: _Time) -> Spares:
 
 
 @pytest.mark.parametrize("kind", _MAKE)
-def test_an_object_that_nobody_holds_is_used_again(
-    spares: Spares, kind: type[bytes | bytearray | mmap.mmap]
-) -> None:
+def test_an_object_that_nobody_holds_is_used_again(spares: Spares, kind: type[bytes | bytearray | mmap.mmap]) -> None:
     made = _MAKE[kind]()
     place = id(made)
     spares.keep(made)
