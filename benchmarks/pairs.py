@@ -104,11 +104,21 @@ class Pair:
         return text.rpartition("\n")[2] or "no output"
 
     def measure(self, what: str, num: int, nbytes: int) -> dict[str, float]:
-        """Let both ends do their part; return the near end's result.
+        """Let both ends do their part; return the near end's result, and the CPU time of both if it moves bytes.
 
         Raises:
             Gone: the pair broke, or cannot do this.
         """
+        if what not in ("pour", "fetch", "store"):
+            return self._measure(what, num, nbytes)
+        before_s = self._cpu_s()
+        found = self._measure(what, num, nbytes)
+        return {**found, "cpu": self._cpu_s() - before_s}
+
+    def _cpu_s(self) -> float:
+        return sum(self._order(side, "cpu")["value"] for side in ("near", "far"))
+
+    def _measure(self, what: str, num: int, nbytes: int) -> dict[str, float]:
         if what in ("fetch", "store"):
             key = self._order("far", "hold", nbytes=nbytes)["key"]
             if not key:

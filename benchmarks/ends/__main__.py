@@ -12,7 +12,7 @@ import statistics
 import sys
 
 from benchmarks.ends.bare import MpiEnd, PipeEnd, SocketEnd, ZmqEnd
-from benchmarks.ends.end import End, Missing
+from benchmarks.ends.end import End, Missing, cpu_s
 
 _WARM_UP = 50
 
@@ -41,6 +41,8 @@ def measure(end: End, what: str, num: int, nbytes: int, key: str) -> dict[str, f
     if what == "ping":
         took = sorted(end.ping(num + _WARM_UP, nbytes)[_WARM_UP:])
         return {"value": statistics.median(took), "p99": took[len(took) * 99 // 100]} if took else {}
+    if what == "cpu":
+        return {"value": cpu_s()}
     if what == "idle":
         return {"value": end.idle(float(num))}
     if what == "pour":

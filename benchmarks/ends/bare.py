@@ -7,12 +7,16 @@ import importlib
 import os
 import socket
 import tempfile
+import threading
+import time
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.ends.end import Missing, Plain
+from benchmarks.ends.end import Missing, Plain, written
 
 __all__ = ["MpiEnd", "PipeEnd", "SocketEnd", "ZmqEnd"]
+
+_FETCH, _STORE, _END = memoryview(b"g"), memoryview(b"p"), memoryview(b".")
 
 
 def load(name: str, package: str) -> ModuleType:
@@ -80,6 +84,47 @@ class SocketEnd(Plain):
         at = 0
         while at < len(into):
             at += sock.recv_into(into[at:])
+
+    def hold(self, nbytes: int) -> str:
+        threading.Thread(target=self._serve, args=(nbytes,), daemon=True).start()
+        return "a thread"
+
+    def _serve(self, nbytes: int) -> None:
+        """Send memory, or receive it, as the near end asks by one byte each time; until it ends."""
+        data, order = written(nbytes), memoryview(bytearray(1))
+        while True:
+            self.receive(order)
+            if order == _FETCH:
+                self.send(data)
+            elif order == _STORE:
+                self.receive(data)
+                self.send(order)
+            else:
+                self.send(order)  # from here on the socket is the main thread's
+                return
+
+    def fetch(self, key: str, num: int, nbytes: int) -> float:
+        into = written(nbytes)
+        begun_s = time.perf_counter()
+        for _ in range(num):
+            self.send(_FETCH)
+            self.receive(into)
+        return self._end(begun_s)
+
+    def store(self, key: str, num: int, nbytes: int) -> float:
+        data, answer = written(nbytes), memoryview(bytearray(1))
+        begun_s = time.perf_counter()
+        for _ in range(num):
+            self.send(_STORE)
+            self.send(data)
+            self.receive(answer)
+        return self._end(begun_s)
+
+    def _end(self, begun_s: float) -> float:
+        took_s = time.perf_counter() - begun_s
+        self.send(_END)
+        self.receive(memoryview(bytearray(1)))
+        return took_s
 
 
 class ZmqEnd(Plain):

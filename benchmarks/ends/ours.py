@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from benchmarks.ends.end import End, Missing, cpu_s, cpu_share, fresh
+from benchmarks.ends.end import End, Missing, cpu_s, cpu_share, fresh, written
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
@@ -134,7 +134,7 @@ class OurEnd(End):
             raise TimeoutError(f"{self._num} of {num} frames came back")
 
     def _frame(self, dest: int, nbytes: int) -> Frame:
-        data = fresh(nbytes)
+        data = written(nbytes)
         if nbytes < _BUFFER_BYTES:
             return Frame(Kind.RESULT, dest, 0, bytes(data))
         return Frame(Kind.RESULT, dest, 0, b"", [data])
@@ -172,14 +172,14 @@ class OurEnd(End):
         return self._memory.key.hex()
 
     def fetch(self, key: str, num: int, nbytes: int) -> float:
-        into = fresh(nbytes)
+        into = written(nbytes)
         begun_s = time.perf_counter()
         for _ in range(num):
             self._channel.get(bytes.fromhex(key), 0, into).wait(_PATIENCE_S)
         return time.perf_counter() - begun_s
 
     def store(self, key: str, num: int, nbytes: int) -> float:
-        data = fresh(nbytes)
+        data = written(nbytes)
         begun_s = time.perf_counter()
         for _ in range(num):
             self._channel.put(bytes.fromhex(key), 0, data).wait(_PATIENCE_S)

@@ -5,6 +5,7 @@ A value that is received into a `bytes` of its own need not be copied, which cos
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from collections.abc import Sequence
@@ -101,14 +102,9 @@ def _allocate(num_bytes: int, container: Container) -> tuple[Buffer, memoryview]
         if num_bytes < HUGE_BYTES:
             view = memoryview(bytearray(num_bytes))
             return view, view
-        mapped = mmap.mmap(-1, -(-num_bytes // HUGE_BYTES) * HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        view = memoryview(_map(-(-num_bytes // HUGE_BYTES) * HUGE_BYTES))[:num_bytes]
     except (MemoryError, OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a message of {format_size(num_bytes)}") from error
-    try:
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without them
-        pass
-    view = memoryview(mapped)[:num_bytes]
     return view, view
 
 
@@ -120,6 +116,18 @@ def allocate_all(head: FrameHead, num_bytes: int) -> tuple[Sequence[Buffer], lis
     except MemoryError as error:
         return RefusedBuffers(head.buffer_bytes, str(error)), []
     return [buffer for buffer, _ in made], [view for _, view in made]
+
+
+def _map(num_bytes: int) -> mmap.mmap:
+    """Return mapped memory for `allocate`, which may be a spare one."""
+    spare = SPARES.take(mmap.mmap, num_bytes)
+    if spare is not None:
+        return spare
+    made = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        made.madvise(mmap.MADV_HUGEPAGE)
+    SPARES.keep(made)
+    return made
 
 
 def _large(kind: type[bytes | bytearray], num_bytes: int) -> Any:

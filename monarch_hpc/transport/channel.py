@@ -394,6 +394,7 @@ class PeerChannel:
             self._incoming.close(self._error, peer_died=not left)
         self.memory.fail_all(self._error)
         self.sharing.close()
+        self._parts.clear()
         self._own_memory.on_lost(self, self._error)
         self._engine.wake_waiters()
         self._listener.on_lost(self, self._error)

@@ -194,3 +194,7 @@ class PartReader:
             return None
         del self._open[number]
         return whole.frame
+
+    def clear(self) -> None:
+        """Let the memory go of all frames that are arriving: the channel has ended."""
+        self._open.clear()

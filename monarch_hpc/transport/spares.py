@@ -6,14 +6,19 @@ and clear. An object that is still held, or not needed again, is let go within s
 
 from __future__ import annotations
 
+import mmap
 import sys
 from _thread import allocate_lock
 from collections.abc import Callable
+from typing import TypeVar
 
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["KEPT_S", "Spares"]
+
+_Large = bytes | bytearray | mmap.mmap
+_Kind = TypeVar("_Kind", bound=bytes | bytearray | mmap.mmap)
 
 KEPT_S = 10.0
 """Long enough for the next step of a program that sends in each, short enough that idle processes keep nothing."""
@@ -24,8 +29,14 @@ _MAX_BYTES = 512 << 20
 
 @dataclass(slots=True, eq=False)
 class _Spare:
-    made: bytes | bytearray
+    made: _Large
     until_s: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Its present length, as its last holder may have changed it, or closed it."""
+        made = self.made
+        return 0 if isinstance(made, mmap.mmap) and made.closed else len(made)
 
     @property
     def references(self) -> int:
@@ -53,7 +64,7 @@ class Spares:
     @property
     def num_bytes(self) -> int:
         """The memory that is kept."""
-        return sum(len(spare.made) for spare in self._spares)
+        return sum(spare.num_bytes for spare in self._spares)
 
     def release_by(self, later: Callable[[float, Callable[[], None]], object]) -> None:
         """Keep objects from here on; *later*, which calls a function after some seconds, is used to let them go."""
@@ -62,12 +73,12 @@ class Spares:
             self._later = later
             self._waits = False
 
-    def take(self, kind: type[bytes | bytearray], num_bytes: int) -> bytes | bytearray | None:
+    def take(self, kind: type[_Kind], num_bytes: int) -> _Kind | None:
         """Return an object without other references, with any contents; None if none has that type and length."""
         with self._lock:
             self._release()
             for spare in self._spares:
-                if spare.references == _FREE and type(spare.made) is kind and len(spare.made) == num_bytes:
+                if spare.references == _FREE and type(spare.made) is kind and spare.num_bytes == num_bytes:
                     spare.until_s = self._clock() + KEPT_S
                     return spare.made
         return None
@@ -78,7 +89,7 @@ class Spares:
             gone, self._spares = self._spares, []
         return bool(gone)
 
-    def keep(self, made: bytes | bytearray) -> None:
+    def keep(self, made: _Large) -> None:
         """Keep *made* for a moment, in case that its holder lets it go."""
         with self._lock:
             if self._later is not None and self.num_bytes + len(made) <= _MAX_BYTES:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from monarch_hpc.core.errors import AuthenticationError, FrameError
 from monarch_hpc.transport.arrival import allocate, allocate_all
 from monarch_hpc.transport.secure.noise import TAG_BYTES, Cipher
+from monarch_hpc.transport.secure.scratch import Scratch
 from monarch_hpc.wire.frames import (
     HEAD_BYTES,
     MAX_BUFFERS,
@@ -61,24 +62,7 @@ the memory, and nothing is moved."""
 _NO_BYTES = memoryview(b"")
 
 
-class _Scratch:
-    """Memory for sealing and opening chunks, shared by all channels of a process: few need it at a time."""
-
-    BYTES = CHUNK_BYTES + TAG_BYTES + _MAX_RECORD_BYTES + _LENGTH.size
-    _KEPT = 4
-    _spare: list[memoryview] = []  # noqa: RUF012 of the process; list methods are atomic
-
-    @classmethod
-    def take(cls) -> memoryview:
-        try:
-            return cls._spare.pop()
-        except IndexError:
-            return memoryview(bytearray(cls.BYTES))
-
-    @classmethod
-    def give(cls, scratch: memoryview) -> None:
-        if len(cls._spare) < cls._KEPT:
-            cls._spare.append(scratch)
+_SCRATCH = Scratch(CHUNK_BYTES + TAG_BYTES + _MAX_RECORD_BYTES + _LENGTH.size)
 
 
 class Bulk:
@@ -164,7 +148,7 @@ class RecordWriter:
             self.sealed_bytes += len(first)
             return self.seal(first)
         if self._scratch is not None:
-            _Scratch.give(self._scratch)
+            _SCRATCH.give(self._scratch)
             self._scratch = None
         return _NO_BYTES
 
@@ -187,7 +171,7 @@ class RecordWriter:
             return self.seal(head)
         scratch = self._scratch
         if scratch is None:
-            scratch = self._scratch = _Scratch.take()
+            scratch = self._scratch = _SCRATCH.take()
         at = 0
         while at + CHUNK_BYTES + TAG_BYTES <= len(scratch):
             piece = next(bulk.pieces, None)
@@ -216,7 +200,7 @@ class RecordReader:
 
     Attributes:
         landing: see `Landing`.
-        closed: set it to stop delivery.
+        closed: whether `close` was called.
     """
 
     def __init__(self, cipher: Cipher, max_frame_bytes: int, deliver: Callable[[Frame], None]) -> None:
@@ -239,6 +223,12 @@ class RecordReader:
         self._part = 0
         self._filled = 0
 
+    def close(self) -> None:
+        """Stop delivery, also of frames that have arrived, and let the memory go of one that is arriving."""
+        self.closed = True
+        self._head, self._body, self._parts, self._buffers, self._refused = None, b"", [], (), None
+        self._view = self._small
+
     def room(self) -> memoryview:
         """Return the memory for the next bytes; never empty, and never longer than should be read now."""
         if not self._end and self._head is None:
@@ -247,7 +237,7 @@ class RecordReader:
         if self._head is not None:
             need = self._due() + TAG_BYTES
             if need > len(self._view):
-                self._move(_Scratch.take())
+                self._move(_SCRATCH.take())
         if self._start and self._start + need > len(self._view):
             self._move(self._view)
         if self._head is not None and need > _GREEDY_BYTES and not self._at_last():
@@ -395,6 +385,6 @@ class RecordReader:
         if self._view is not self._small and self._end - self._start <= len(self._small):
             scratch = self._view
             self._move(self._small)
-            _Scratch.give(scratch)
+            _SCRATCH.give(scratch)
         body, self._body = self._body, b""
         self._deliver(Frame(head.kind, head.dest, head.reply, body, buffers))

@@ -367,7 +367,8 @@ class TcpChannel:
     def _end(self, error: TransportError, cause: BaseException | None) -> None:
         if self._reported:
             return
-        self._reported = self._dead = self._inbox.closed = True
+        self._reported = self._dead = True
+        self._inbox.close()
         if self._linger is not None:  # or the timer would keep this object alive until it fires
             self._linger.cancel()
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_bytes_that_is_used_again_is_like_a_new_one() -> None:
     assert isinstance(second, bytes) and hash(second) == hash(b"b" * HUGE_BYTES) and second == b"b" * HUGE_BYTES
     third, _ = allocate(HUGE_BYTES, Container.BYTES)
     assert id(third) != place, "the second one is held"
+
+
+@pytest.mark.usefixtures("kept")
+def test_memory_that_was_let_go_takes_the_next_message_of_about_its_size() -> None:
+    first, view = allocate(2 * HUGE_BYTES, Container.MEMORY)
+    view[:] = b"a" * (2 * HUGE_BYTES)
+    place = _address(view)
+    held, _ = allocate(2 * HUGE_BYTES, Container.MEMORY)
+    assert _address(held) != place, "the first one is held"
+    del first, view
+    second, view = allocate(2 * HUGE_BYTES - 5, Container.MEMORY)
+    assert _address(view) == place and len(second) == 2 * HUGE_BYTES - 5
+
+
+def _address(view: Buffer) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 @pytest.mark.parametrize("container", Container)

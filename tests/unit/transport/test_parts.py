@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+import weakref
 from collections.abc import Iterable
 
 import pytest
@@ -152,3 +154,18 @@ def test_any_parts_give_frames_or_frame_errors(parts: list[tuple[int, int, bytes
         except FrameError:
             return
         assert whole is None or bytes_of(whole) >= HEAD_BYTES
+
+
+def test_a_reader_of_a_channel_that_ended_holds_nothing_of_what_was_arriving() -> None:
+    reader = PartReader()
+    parts = list(cut(_frame([300, 300]), 1, 100 + _OVERHEAD_BYTES))
+    _arrive(reader, parts[0], lands=False)
+    targets = reader.land(parse_head(pack_head(parts[1]), 1 << 62))
+    assert targets is not None and targets[0].obj is not None
+    held = weakref.ref(targets[0])
+    place = targets[0].obj
+    del targets
+    reader.clear()
+    assert held() is None and sys.getrefcount(place) == 2, "by this test alone"
+    with pytest.raises(FrameError, match="has not begun"):
+        _arrive(reader, parts[1], lands=True)

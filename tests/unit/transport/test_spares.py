@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from monarch_hpc.transport.spares import KEPT_S, Spares
 
 _SIZE = 1 << 16
+
+_MAKE: dict[type[bytes | bytearray | mmap.mmap], Callable[[], bytes | bytearray | mmap.mmap]] = {
+    bytes: lambda: bytes(_SIZE),
+    bytearray: lambda: bytearray(_SIZE),
+    mmap.mmap: lambda: mmap.mmap(-1, _SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS),
+}
 
 
 class _Time:
@@ -44,20 +52,26 @@ def spares(clock: _Time) -> Spares:
     return spares
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray])
-def test_an_object_that_nobody_holds_is_used_again(spares: Spares, kind: type[bytes | bytearray]) -> None:
-    made = kind(_SIZE)
+@pytest.mark.parametrize("kind", _MAKE)
+def test_an_object_that_nobody_holds_is_used_again(spares: Spares, kind: type[bytes | bytearray | mmap.mmap]) -> None:
+    made = _MAKE[kind]()
     place = id(made)
     spares.keep(made)
     assert spares.take(kind, _SIZE) is None, "it is held here"
     holder = [made]
     del made
     assert spares.take(kind, _SIZE) is None, "it is held by a list"
-    view = memoryview(holder.pop())
+    view = memoryview(holder.pop())[1:]
     assert spares.take(kind, _SIZE) is None, "it is held by a view"
+    part = view[4:].cast("B")
     del view
+    assert spares.take(kind, _SIZE) is None, "it is held by a view of the view"
+    array = np.frombuffer(part, np.uint8)[7:].reshape(-1, 1)
+    del part
+    assert spares.take(kind, _SIZE) is None, "it is held by an array"
+    del array
     assert spares.take(kind, _SIZE + 1) is None
-    assert spares.take(bytearray if kind is bytes else bytes, _SIZE) is None
+    assert all(spares.take(other, _SIZE) is None for other in _MAKE if other is not kind)
     again = spares.take(kind, _SIZE)
     assert id(again) == place
     assert spares.take(kind, _SIZE) is None, "once"
@@ -69,6 +83,19 @@ def test_a_bytearray_that_was_resized_is_not_used_for_its_old_length(spares: Spa
     made += b"more"
     del made
     assert spares.take(bytearray, _SIZE) is None
+
+
+@pytest.mark.parametrize("end", [lambda made: made.close(), lambda made: made.resize(2 * _SIZE)])
+def test_a_mapping_that_its_holder_closed_or_resized_is_not_used(
+    spares: Spares, end: Callable[[mmap.mmap], None]
+) -> None:
+    made = mmap.mmap(-1, _SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    spares.keep(made)
+    end(made)
+    del made
+    assert spares.take(mmap.mmap, _SIZE) is None
+    spares.keep(bytes(_SIZE))
+    assert spares.take(bytes, _SIZE) is not None
 
 
 def test_all_are_let_go_in_time_and_then_nothing_waits(spares: Spares, clock: _Time) -> None:

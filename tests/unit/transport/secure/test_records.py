@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 
 import pytest
 
@@ -96,3 +97,42 @@ def test_buffers_land_where_their_receiver_says_whatever_the_size_of_the_body(bo
     assert bytes(came[0].body) == body and all(
         one is other for one, other in zip(came[0].buffers, targets, strict=True)
     )
+
+
+def test_a_reader_that_is_closed_delivers_nothing_more_and_holds_no_memory() -> None:
+    key = os.urandom(32)
+    came: list[Frame] = []
+    inbox, outbox = RecordReader(Cipher(key), 2**30, came.append), RecordWriter(Cipher(key))
+    targets = [memoryview(bytearray(3 * CHUNK_BYTES))]
+    held = weakref.ref(targets[0])
+    inbox.landing = lambda _head, _body: list(targets)
+    outbox.queued.extend([bulk(1, 3 * CHUNK_BYTES), pack_frame(Frame(Kind.CALL, 2))])
+    assert carry(outbox, inbox) and carry(outbox, inbox) and outbox.waiting
+    inbox.close()
+    targets.clear()
+    assert held() is None
+    inbox.room()[:1] = b"x"
+    inbox.arrived(1)
+    assert not came
+
+
+def test_a_reader_that_is_closed_by_its_frame_leaves_the_rest() -> None:
+    key = os.urandom(32)
+    came: list[int] = []
+
+    def deliver(frame: Frame) -> None:
+        came.append(frame.dest)
+        inbox.close()
+
+    for first in (pack_frame(Frame(Kind.CALL, 1)), bulk(1, 3 * CHUNK_BYTES)):
+        came.clear()
+        inbox, outbox = RecordReader(Cipher(key), 2**30, deliver), RecordWriter(Cipher(key))
+        outbox.queued.extend([first, pack_frame(Frame(Kind.CALL, 2)), bulk(3, CHUNK_BYTES)])
+        wire = b"".join(bytes(data) for data in iter(outbox.next_write, b""))
+        while wire and not inbox.closed:
+            room = inbox.room()
+            count = min(len(room), len(wire))
+            room[:count] = wire[:count]
+            wire = wire[count:]
+            inbox.arrived(count)
+        assert came == [1]
