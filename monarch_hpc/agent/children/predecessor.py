@@ -73,7 +73,7 @@ def _wait_ended(pidfds: Sequence[int], deadline: Deadline) -> None:
 
 
 def is_agent_of(words: Sequence[str], uuid: str, rank: int | None) -> bool:
-    """Tell whether a command line is that of an agent, of host *rank* if one is named; the last of equal options counts."""
+    """Tell whether a command line is that of an agent, on host *rank* if given; the last of equal options counts."""
     if "monarch_hpc.agent" not in words or "-m" not in words:
         return False
     options = dict(itertools.pairwise(words))
