@@ -118,6 +118,7 @@ def _serve(
         ready_fd=options.ready,
         arguments=arguments,
         relaunches=options.relaunches,
+        held_fd=options.held,
         lifeline_fd=options.lifeline_fd if options.lifeline else -1,
         rejoins_s=options.rejoins,
     )

@@ -22,6 +22,7 @@ class AgentArgs:
         ready_fd: a pipe to which the head writes a byte once `ready.json` is there; -1 for none.
         arguments: the agent's command line, without the interpreter and the module.
         relaunches: whether all hosts are this machine, and the head may start their agents again.
+        held_fd: what holds *directory*, see `core.storage.scratch`; -1 if nothing does.
         lifeline_fd: a pipe whose other end the process that started the agents holds; they end with it. -1 for none.
         rejoins_s: for so long this agent, which was fenced before, may ask to be seated again; 0 for one at its start.
     """
@@ -41,6 +42,7 @@ class AgentArgs:
     ready_fd: int = -1
     arguments: tuple[str, ...] = ()
     relaunches: bool = False
+    held_fd: int = -1
     lifeline_fd: int = -1
     rejoins_s: float = 0.0
 

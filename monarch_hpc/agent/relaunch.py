@@ -107,14 +107,15 @@ class AgentLauncher:
         # The lifeline of this agent is also that of the other one: else it would end with this one, which has heirs.
         lifeline = os.dup(self._args.lifeline_fd)
         try:
-            words = [*agent_words(self._args.arguments, host), "--lifeline-fd", str(lifeline)]
+            held = self._args.held_fd
+            words = [*agent_words(self._args.arguments, host), "--lifeline-fd", str(lifeline), "--held", str(held)]
             process = launch(
                 [sys.executable, "-P", "-m", "monarch_hpc.agent", *words],
                 self._args.environment,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                pass_fds=(lifeline,),
+                pass_fds=(lifeline,) if held < 0 else (lifeline, held),
                 new_session=True,
             )
         finally:

@@ -104,11 +104,14 @@ class LocalAgents:
             return
         import shutil
 
+        from monarch_hpc.agent.children.predecessor import end_agents
         from monarch_hpc.agent.children.sweep import cookies, sweep
         from monarch_hpc.agent.resources.shm_folder import remove_segments
 
         os.close(self._ready)
-        self._end()
+        deadline = Deadline(_END_S)
+        self._end(deadline)
+        end_agents(self.allocation, self.allocation, deadline.left_s())
         sweep(cookies(self.allocation), _SWEEP_S)
         for rank in range(self._num_hosts):  # left by agents that were killed
             remove_segments(self.allocation, rank)
@@ -160,8 +163,7 @@ class LocalAgents:
         if ready.missing:
             raise AgentsMissing(name, timeout_s, {agent: self._last_lines(agent) for agent in ready.missing})
 
-    def _end(self) -> None:
-        deadline = Deadline(_END_S)
+    def _end(self, deadline: Deadline) -> None:
         for process in self._processes.values():
             # An agent ends when its standard input ends.
             assert process.stdin is not None

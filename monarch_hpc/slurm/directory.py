@@ -69,8 +69,8 @@ def prepare(directory: Path, config: Config, key: bytes, script: str, name: str 
     private_dir(directory / ATTEMPTS)
     private_dir(directory / "runs")
     # Copied, since hosts may not see the folder that this package is installed in.
-    for name in ("agent.sh", "task.sh", "holder.sh"):
-        write_private(directory / name, asset("launchers", name).read_bytes())
+    for launcher in ("agent.sh", "task.sh", "holder.sh"):
+        write_private(directory / launcher, asset("launchers", launcher).read_bytes())
     write_private(directory / "job.sh", script.encode())
     write_config(directory, config, name)
     write_key(directory, key)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import signal
 from collections.abc import Iterator, Sequence
 
-from monarch_hpc.agent.children.sweep import cookies, sweep
+from monarch_hpc.agent.children.sweep import cookies, has_entries, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
-from monarch_hpc.core.machine.procfs import PROC, each_pid
+from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.machine.procfs import PROC, each_pid, read_environ
 
-__all__ = ["end_predecessor", "is_agent_of"]
+__all__ = ["end_agents", "end_predecessor", "is_agent_of"]
 
 _SWEEP_S = 5.0
 
@@ -28,27 +30,54 @@ def end_predecessor(allocation: str, uuid: str, rank: int) -> int:
         allocation: the identity in the marks of processes.
         uuid: the allocation's own, as in the command lines of its agents.
     """
-    for pid in _others():
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            # pidfd first: the process that is looked at and the one that is killed are then the same.
-            pidfd = os.pidfd_open(pid)
-            try:
-                words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-                if is_agent_of(words, uuid, rank):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            finally:
-                os.close(pidfd)
+    end_agents(allocation, uuid, 0.0, rank)
     left = sweep(cookies(allocation, rank), _SWEEP_S)
     remove_segments(allocation, rank)
     return left
 
 
-def is_agent_of(words: Sequence[str], uuid: str, rank: int) -> bool:
-    """Tell whether a command line is that of an agent of host *rank*; the last of equal options counts."""
+def end_agents(allocation: str, uuid: str, patience_s: float, rank: int | None = None) -> None:
+    """Wait for the agents of an allocation on this machine to end; after *patience_s* they are killed, and awaited.
+
+    The head starts agents again, as children of its own: whoever has started the first ones may never have seen these.
+
+    Args:
+        rank: the host whose agents are meant; None for those of all hosts.
+    """
+    pidfds: list[int] = []
+    try:
+        for pid in _others():
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                # pidfd first: the process that is looked at and the one that is killed are then the same.
+                pidfd = os.pidfd_open(pid)
+                pidfds.append(pidfd)
+                words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+                marked = has_entries(read_environ(pid) or b"", cookies(allocation))  # a zygote, or what it has forked
+                if marked or not is_agent_of(words, uuid, rank):
+                    os.close(pidfds.pop())
+        _wait_ended(pidfds, Deadline(patience_s))
+        for pidfd in pidfds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _wait_ended(pidfds, Deadline(_SWEEP_S))
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)
+
+
+def _wait_ended(pidfds: Sequence[int], deadline: Deadline) -> None:
+    for pidfd in pidfds:
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        ended.poll(deadline.left_s() * 1000)
+
+
+def is_agent_of(words: Sequence[str], uuid: str, rank: int | None) -> bool:
+    """Tell whether a command line is that of an agent, on host *rank* if given; the last of equal options counts."""
     if "monarch_hpc.agent" not in words or "-m" not in words:
         return False
     options = dict(itertools.pairwise(words))
-    return options.get("--allocation") == uuid and options.get("--rank") == str(rank)
+    return options.get("--allocation") == uuid and rank in (None, int(options.get("--rank", "-1")))
 
 
 def _others() -> Iterator[int]:

@@ -209,7 +209,7 @@ class Head:
             case SpawnProcs() | StopProcs() if self.inheritance.holds(message, partial(self.on_client, link, message)):
                 pass
             case KeepMesh() | OpenKept() | StopKept():
-                if not self.inheritance.defers(partial(self.on_client, link, message)):
+                if not self.inheritance.defers(link, partial(self.on_client, link, message)):
                     self._kept.on_client(link, message)
             case SpawnProcs():
                 self._spawn(link, message)
@@ -251,9 +251,9 @@ class Head:
 
     def on_client_lost(self, link: Link, cause: str) -> None:
         """Handle the loss of a controller or tool: stop its procs; if it owned a run, close the run."""
-        self._departures.forget(link)
+        for part in (self._departures, self.deadline, self.inheritance):
+            part.forget(link)
         self._questions.lose(link)
-        self.deadline.forget(link)
         self._kept.on_client_lost(link)
         for name, run in list(self.state.runs.items()):
             if not self._is_member(link, run):

@@ -51,7 +51,7 @@ class Inheritance:
         self._stop_s = stop_s
         self._awaited: set[int] = set()  # hosts of the head before, until they are settled
         self._held: dict[tuple[str, int], list[Callable[[], None]]] = {}  # orders for a mesh on hosts that are awaited
-        self._deferred: list[Callable[[], None]] | None = None  # until the awaited hosts are settled
+        self._deferred: list[tuple[Link, Callable[[], None]]] | None = None  # until the awaited hosts are settled
         self._told: list[MeshReport] | None = None  # None: this head has inherited nothing, or all of it is settled
 
     def agents(self) -> list[Link]:
@@ -75,12 +75,17 @@ class Inheritance:
         self._held.setdefault(mesh, []).append(perform)
         return True
 
-    def defers(self, perform: Callable[[], None]) -> bool:
-        """Keep a request that needs all agents' reports; False if it can be performed."""
+    def defers(self, link: Link, perform: Callable[[], None]) -> bool:
+        """Keep a request of *link* that needs all agents' reports; False if it can be performed."""
         if self._deferred is None:
             return False
-        self._deferred.append(perform)
+        self._deferred.append((link, perform))
         return True
+
+    def forget(self, link: Link) -> None:
+        """Drop what was kept for a program or a tool that is gone: nobody would end what is done for it later."""
+        if self._deferred is not None:
+            self._deferred = [one for one in self._deferred if one[0] is not link]
 
     def resume(self) -> None:
         """Perform the orders that were kept and need not wait any more."""
@@ -127,7 +132,7 @@ class Inheritance:
         self.resume()
         if rank is None:
             deferred, self._deferred = self._deferred or [], None
-            for perform in deferred:
+            for _, perform in deferred:
                 perform()
 
     def settle_runs(self) -> None:

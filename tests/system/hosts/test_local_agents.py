@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from monarch_hpc.attach import local_agents
 from monarch_hpc.attach.local_agents import LocalAgents, expect_embedded, take_expected
+from monarch_hpc.config.load import load
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.storage.scratch import make_scratch
 from monarch_hpc.testing import wait_until
@@ -74,6 +76,35 @@ def test_a_program_that_is_killed_meanwhile_leaves_nothing(tmp_path: Path) -> No
     environment.pop("XDG_RUNTIME_DIR", None)
     subprocess.run([sys.executable, "-c", program], env=environment, timeout=_PATIENCE_S, check=False)
     wait_until("the agent's folder is gone", lambda: not list(tmp_path.iterdir()), _PATIENCE_S)
+
+
+def test_an_agent_that_is_being_started_again_ends_with_the_others(tmp_path: Path) -> None:
+    """It is a child of the head, and might make the folder anew that has just been removed."""
+    config = load().config
+    agents = LocalAgents(2, tmp_path / "local")
+    try:
+        agents.open(replace(config, heal=replace(config.heal, backoff_s=0.1)))
+        agents._processes["local1"].kill()
+        again = wait_until("another agent of that host", lambda: _again(agents), _PATIENCE_S)
+        assert _holds(again, agents.directory), "it is removed while an agent uses it, if the program is killed"
+    finally:
+        agents.close()
+    assert not _pids(agents) and not agents.directory.exists()
+
+
+def _again(agents: LocalAgents) -> int:
+    """The agent that the head has started, after its exec; 0 if there is none."""
+    for pid in _pids(agents):
+        try:
+            if b"--again" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        except OSError:  # it has just ended
+            continue
+    return 0
+
+
+def _holds(pid: int, directory: Path) -> bool:
+    return any(link.resolve().parent == directory for link in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def test_an_agent_that_does_not_start_waits_for_no_zygote(tmp_path: Path) -> None:

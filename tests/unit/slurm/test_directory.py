@@ -10,6 +10,7 @@ import pytest
 
 from monarch_hpc.allocation.files import Granted
 from monarch_hpc.allocation.ready import render_ready, write_ready
+from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.slurm.directory import Seen, lines_by_host, look, prepare, tail
@@ -55,7 +56,8 @@ def test_a_file_that_is_not_there_has_no_tail(tmp_path: Path) -> None:
 def test_a_prepared_directory_is_ours_alone_and_shows_nothing_yet(tmp_path: Path) -> None:
     config = load_config({"HOME": "/h"}, Path("/"), "login", None, {}).config
     directory = tmp_path / "a b" / "01234567"
-    script = prepare(directory, config, b"k" * 32, "#!/bin/bash\n")
+    script = prepare(directory, config, b"k" * 32, "#!/bin/bash\n", "dev")
+    assert name_of(directory) == "dev"
     assert script == directory / "job.sh" and script.read_text() == "#!/bin/bash\n"
     names = {"agent.sh", "attempts", "config.json", "job.sh", "key", "runs", "task.sh", "holder.sh"}
     assert {path.name for path in directory.iterdir()} == names

@@ -236,6 +236,18 @@ def test_a_later_head_is_told_by_agents_and_answers_when_it_knows_all() -> None:
     assert not [one for agent in world.agents for one in agent.take() if isinstance(one, StopProcs | CloseRun)]
 
 
+def test_a_program_that_ends_before_a_later_head_knows_all_uses_nothing() -> None:
+    world = HeirWorld()
+    world.head.on_agent(world.agents[1], kept_on(1))
+    opener = world.reopen(run="2")
+    world.head.on_client(opener, OpenKept("2", NAME, 3, again=True))
+    world.head.on_client(opener, CloseRun("2", 0))
+    world.head.on_client_lost(opener, "it has ended")
+    world.head.inheritance.settle_hosts()
+    assert world.head.state.kept[NAME].users == set()
+    assert world.head.num_programs == 0, "the allocation would never be released as unused"
+
+
 def test_a_request_that_the_head_before_did_not_answer_is_answered_by_the_next() -> None:
     world = HeirWorld()
     world.head.on_agent(world.agents[1], kept_on(1))
