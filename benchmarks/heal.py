@@ -84,7 +84,7 @@ class Saboteur(Actor):
     def _patch(self, *, barrier: bool) -> None:
         from monarch_hpc.tensor.worker import gradients
         from monarch_hpc.tensor.worker.actor import TensorWorker
-        from monarch_hpc.tensor.worker.groups import Groups
+        from monarch_hpc.tensor.worker.collectives.groups import Groups
         from monarch_hpc.tensor.worker.healing.journal import Journal
         from monarch_hpc.tensor.worker.healing.rank import RankHealing
         from monarch_hpc.tensor.worker.values import Values

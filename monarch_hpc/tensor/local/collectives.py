@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from monarch_hpc.tensor.local.turns import Turns
-from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 
 __all__ = ["LocalGroups", "Meetings"]
 

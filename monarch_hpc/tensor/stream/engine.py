@@ -19,8 +19,6 @@ from monarch_hpc.config.sections.tensor import TensorConfig
 from monarch_hpc.core.errors import ActorDied, DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
-from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.tensor.ops.meta import TensorOperations
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, first_to_differ, is_reached
@@ -28,44 +26,10 @@ from monarch_hpc.tensor.stream.records import FREE, HALTED
 from monarch_hpc.tensor.stream.sites import Site, SiteLines, site_here
 from monarch_hpc.tensor.stream.templates import TemplateTable
 from monarch_hpc.tensor.stream.versions import Versions
+from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.worker.report import OpFailure
 
-__all__ = ["TensorEngine", "View"]
-
-
-class View:
-    """Ranks of an engine on which tensors live, and the actors there.
-
-    Args:
-        engine: the engine of the procs.
-        region: the ranks, in the mesh of procs.
-        workers: their workers.
-        operations: what is done with tensors of this view.
-
-    Attributes:
-        dead: numbers of values to free.
-        entries: what is known of operations by cache key, see `tensor.ops.dispatch`.
-        mesh: number of the template that describes a mesh with sharded tensors; 0 if each rank has values of its own.
-    """
-
-    __slots__ = ("__weakref__", "dead", "engine", "entries", "mesh", "operations", "ranks", "region", "workers")
-
-    def __init__(
-        self, engine: TensorEngine, region: Region, workers: ActorMesh[Any], operations: TensorOperations
-    ) -> None:
-        self.engine = engine
-        self.region = region
-        self.workers = workers
-        self.operations = operations
-        self.dead: deque[int] = deque()
-        self.entries: dict[tuple[Any, ...], Any] = {}
-        self.mesh = 0
-        self.ranks = tuple(region.base_ranks())
-
-    @property
-    def name(self) -> str:
-        """The mesh of procs in messages."""
-        return self.engine.name
+__all__ = ["TensorEngine"]
 
 
 class TensorEngine:

@@ -27,9 +27,9 @@ from monarch_hpc.tensor.stream.records import (
     ProgramSpec,
     TransferSpec,
 )
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.execution import Execution
-from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.local import add_worker, reopen_worker, tell_stopped
 from monarch_hpc.tensor.worker.programs import ReplayedProgram

@@ -14,7 +14,7 @@ import torch
 
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.tensor.stream.holdings import Held, HeldPart, MemoryTransfer, RankStatus
-from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.healing.journal import LOST, Journal, small_sums
 from monarch_hpc.tensor.worker.healing.update import AnyUpdate, LocalUpdates
 from monarch_hpc.tensor.worker.values import Failure, Values

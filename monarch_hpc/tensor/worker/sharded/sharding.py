@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch_hpc.tensor.stream.records import MeshSpec
-from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.sharded.calls import entered, settle_gradients
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh, replace_groups

@@ -21,8 +21,8 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.records import CollectiveSpec
+from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
 from monarch_hpc.tensor.worker.control import TensorControl
-from monarch_hpc.tensor.worker.sockets import cut_connections, listening_ports
 
 __all__ = ["Groups"]
 
