@@ -22,24 +22,22 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-from torch import nn
-
+from benchmarks.grid_training import GridTraining
 from monarch_hpc import Actor, HostMesh, endpoint
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
-from monarch_hpc.distributed import Mesh, distribute, module_to_mesh
+from monarch_hpc.distributed import Mesh
 from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.mesh.current import hosts as own_hosts
 
 STEP_POINTS = ("frame", "backward", "gradient", "enter", "update", "operation", "passed", "committed", "reply")
-HEAL_POINTS = ("status", "roll", "meet", "begin", "held", "exchange", "digests", "finish")
+HEAL_POINTS = ("status", "roll", "held", "meet", "restore", "_exchange")
 _STEPS = 8
 _NUM_RANKS = 4
 
@@ -141,7 +139,7 @@ def draw(seed: int) -> list[list[Any]]:
     if second < 0.3:
         plan.append([other, 0, rnd.choice(HEAL_POINTS), 1, "kill"])
     elif second < 0.55:
-        plan.append([victim, 1, rnd.choice([*HEAL_POINTS[2:], *STEP_POINTS]), 1, "kill"])
+        plan.append([victim, 1, rnd.choice([*HEAL_POINTS[3:], *STEP_POINTS]), 1, "kill"])
     elif second < 0.65:
         plan.append([other, 0, point, nth, "kill"])
     elif second < 0.7:
@@ -149,42 +147,16 @@ def draw(seed: int) -> list[list[Any]]:
     return plan
 
 
-class Training:
+class Training(GridTraining):
     """One training; the program follows the version of the mesh where repeating the batch would not be exact."""
 
     def __init__(self, mesh: Mesh, *, captured: bool) -> None:
-        torch.manual_seed(1)
-        module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.25), nn.Linear(8, 3))
-        plan: dict[str, Any] = {"0.weight": ["tp", None], "0.bias": ["tp"], "4.weight": [None, "tp"]}
-        self.mesh = mesh
-        self.model = module_to_mesh(module, mesh, plan)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
-        torch.manual_seed(2)
-        self.batches = [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(_STEPS)]
-        mesh.manual_seed(3)
-        mesh.commit()
+        super().__init__(mesh, _STEPS, captured=captured)
         self.begun = mesh.version
         self.losses: dict[int, float] = {}
         self.heals_s: list[float] = []
         self.detected_s: list[float] = []
         self.num_rewinds = 0
-        self._on_ranks = mesh.capture(self._written) if captured else self._written
-
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
-        """One batch; its loss."""
-        rows, labels = (distribute(part, self.mesh, ["dp"]) for part in (x, y))
-        loss: Any = self._on_ranks(rows, labels)
-        self.schedule.step()
-        return float(loss.item())
-
-    def _written(self, rows: Any, labels: Any) -> Any:
-        self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(rows), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
-        self.optimizer.step()
-        return loss
 
     def run(self, killed: Path) -> None:
         """All steps.
@@ -198,7 +170,7 @@ class Training:
                 while at < _STEPS:
                     self.losses[at] = self.step(*self.batches[at])
                     at += 1
-                self.found = self.state()
+                self.found = [tensor.numpy().tobytes() for tensor in self.state()]
                 return
             except DeviceMeshError:
                 if killed.exists():
@@ -214,12 +186,6 @@ class Training:
                 self.num_rewinds += 1
             self.heals_s.append(time.perf_counter() - begun_s)
             at = self.mesh.version - self.begun
-
-    def state(self) -> list[bytes]:
-        """All parameters, buffers, and what the optimizer keeps."""
-        moments = [one for state in self.optimizer.state.values() for one in state.values()]
-        tensors: Sequence[Any] = [*self.model.parameters(), *self.model.buffers(), *moments]
-        return [(one.full_tensor().detach() if hasattr(one, "_h") else one).numpy().tobytes() for one in tensors]
 
 
 class Campaign:

@@ -120,7 +120,7 @@ class Recovery:
 
     def covers(self, view: View) -> bool:
         """Whether steps on the ranks of a view are versions."""
-        return view.mesh > 0 and len(view.ranks) == self.ranks.num_ranks
+        return view.mesh > 0 and len(view.ranks) == self._engine.num_ranks
 
     def note_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Note the states of optimizers before a captured step in which each makes a version."""
@@ -196,7 +196,7 @@ class Recovery:
 
     def decide(self) -> None:
         """Fence all ranks that live, and bring them to one version; again if one dies meanwhile."""
-        for _ in range(self.ranks.num_ranks):
+        for _ in self.ranks.world:
             with contextlib.suppress(RankLost):
                 self._decide_once()
                 return

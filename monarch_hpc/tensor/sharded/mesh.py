@@ -16,7 +16,7 @@ from monarch_hpc.mesh.current import hosts as own_hosts
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.active import capture_on
-from monarch_hpc.tensor.opening import recovery_of, sharded_view_of
+from monarch_hpc.tensor.opening import is_whole, recovery_of, sharded_view_of
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.infer import tensors_in
@@ -48,7 +48,7 @@ class Mesh:
             without it, a mesh that has lost a rank is over.
 
     Attributes:
-        procs: the procs, with the dimensions of the mesh.
+        procs: the procs, with the dimensions of the mesh; fewer after a heal that has left ranks out.
 
     Raises:
         TypeError: an argument is of another type, or both *hosts* and *procs* are given.
@@ -74,13 +74,14 @@ class Mesh:
             extent = extent_of(procs.region.extent.shape, mesh_dim_names or procs.region.extent.names)
         else:
             extent = extent_of(shape, mesh_dim_names)
-        self.procs = _started(extent, hosts) if procs is None else _arranged(procs, extent)
+        self.procs = self._owned = _started(extent, hosts) if procs is None else _arranged(procs, extent)
         self._commits = check_flag("commit", commit)
 
     @classmethod
     def _of(cls, procs: ProcMesh) -> Self:
         made = cls.__new__(cls)
-        made.procs, made._commits = procs, False
+        made.procs = made._owned = procs
+        made._commits = False
         return made
 
     # ---- shape ----
@@ -103,8 +104,7 @@ class Mesh:
     def _view(self) -> View:
         view = sharded_view_of(self.procs)
         engine = view.engine
-        is_all = len(view.ranks) == len(self.procs.root.region)
-        if self._commits and is_all and engine.recovery is None and not engine.unhealable:
+        if self._commits and is_whole(view) and engine.recovery is None and not engine.unhealable:
             recovery_of(self.procs)
         return view
 
@@ -323,7 +323,7 @@ class Mesh:
     def begin_version(self) -> None:
         """Issue what `commit` does, without waiting, if tensors of this mesh have versions."""
         view = self._view
-        if view.engine.recovery is not None and len(view.ranks) == len(self.procs.root.region):
+        if view.engine.recovery is not None and is_whole(view):
             recovery_of(self.procs).commit(view, num_steps=0)
 
     def commit(self) -> None:
@@ -340,15 +340,22 @@ class Mesh:
         recovery_of(self.procs).commit(self._view, num_steps=0)
         self.sync()
 
-    def heal(self, *, rewind: bool = False, checkpoint: Callable[[Mesh], object] | None = None) -> Mesh:
+    def heal(
+        self,
+        policy: str | Sequence[str] = ("respawn", "spares", "shrink"),
+        timeout: float | None = None,
+        *,
+        rewind: bool = False,
+        checkpoint: Callable[[Mesh], object] | None = None,
+    ) -> Mesh:
         """Bring this mesh back after a `DeviceMeshError`; see `monarch_hpc.distributed.heal_mesh`."""
         from monarch_hpc.tensor.healing.heal import heal_mesh  # it heals what this module makes
 
-        return heal_mesh(self, rewind=rewind, checkpoint=checkpoint)
+        return heal_mesh(self, policy, timeout, rewind=rewind, checkpoint=checkpoint)
 
     def stop(self, reason: str = "") -> None:
-        """End the procs; see `ProcMesh.stop`."""
-        self.procs.stop(reason).get()
+        """End the procs, those that a heal has left out too; see `ProcMesh.stop`."""
+        self._owned.stop(reason).get()
 
 
 def _started(extent: Extent, hosts: HostMesh | None) -> ProcMesh:

@@ -38,7 +38,7 @@ class TensorEngine:
     Args:
         name: the mesh of procs in messages.
         config: limits.
-        abort: ends the collectives of the ranks that live; takes the cause.
+        abort: ends the collectives of the ranks that live; takes the cause, and the epoch.
 
     Attributes:
         key: identifies the engine on the ranks.
@@ -50,6 +50,8 @@ class TensorEngine:
         next_value: number of the next value.
         recorder: takes each frame that is sent while a step is captured.
         site_log: collects the lines of all frames, with the number of the first operation; None if nobody asks.
+        num_ranks: number of the ranks that take part.
+        left_out: ranks that a heal has left out for good.
         epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
         broken: why no operation can be issued; None if they can.
         recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
@@ -60,7 +62,7 @@ class TensorEngine:
         step_begun: positions in `ints` and `sites` where an optimizer's step began, if the frame is held back for it.
     """
 
-    def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
+    def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str, int], None]) -> None:
         self.key, self.name, self.config = key, name, config
         self.lock = RLock()
         self.ints: list[int] = []
@@ -75,7 +77,8 @@ class TensorEngine:
         self.site_log: list[tuple[int, list[Site]]] | None = None
         self.recovery: Versions | None = None
         self.unhealable = ""
-        self.epoch = self.num_loans = 0
+        self.epoch = self.num_loans = self.num_ranks = 0
+        self.left_out: frozenset[int] = frozenset()
         self.survey: Callable[[], None] = lambda: None
         self.step_begun: tuple[int, int] | None = None
         self.templates, self._lines = TemplateTable(), SiteLines()
@@ -360,5 +363,5 @@ class TensorEngine:
 
     def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
         self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)
-        self._abort(f"rank {rank} {kind}: {cause}")
+        self._abort(f"rank {rank} {kind}: {cause}", self.epoch)
         self._io.wake_waiters()

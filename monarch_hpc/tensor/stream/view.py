@@ -48,3 +48,8 @@ class View:
     def name(self) -> str:
         """The mesh of procs in messages."""
         return self.engine.name
+
+    def move(self, region: Region) -> None:
+        """Be on other ranks from here on, so that all tensors are; the engine's lock is held."""
+        self.region, self.ranks = region, tuple(region.base_ranks())
+        self.workers = self.workers._viewing(region)

@@ -16,7 +16,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.metrics import own_recorder
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.tensor.stream.holdings import Reply, WorkerPlace
+from monarch_hpc.tensor.stream.holdings import Reply, Restoring, WorkerPlace
 from monarch_hpc.tensor.stream.records import (
     FIRST_TEMPLATE,
     HALTED,
@@ -298,36 +298,27 @@ class TensorWorker(Actor):
         return getattr(self._healing, method)(*arguments, **options)
 
     @endpoint
-    def join(
-        self,
-        specs: list[tuple[int, Any]],
-        meshes: list[int],
-        epoch: int,
-        addresses: dict[int, str],
-        at: tuple[int, int],
-    ) -> None:
-        """Take templates, and meet the other ranks again; captured steps are forgotten.
+    def restore(self, order: Restoring) -> dict[int, bytes]:
+        """Meet the other ranks again, and go on with what *order* says; captured steps are forgotten.
 
-        Args:
-            specs: templates that a rank may not have.
-            meshes: numbers of those that describe meshes with sharded tensors.
-            epoch: number of this attempt.
-            addresses: IP addresses by rank.
-            at: version of the values, and the number from which on they are younger.
+        Returns:
+            Digests of this rank's parts of all values, by number.
         """
         for number in [number for number, one in self._templates.items() if type(one) is ReplayedProgram]:
             del self._templates[number]
-        self._define_all(specs)
+        self._define_all(order.specs)
         self._cause = ""
         reopen_worker(self._key)
-        self._healing.meet(epoch, addresses)
-        for mesh in meshes:  # in the same order on all ranks: each waits for the others of its groups
+        self._healing.meet(order)
+        for mesh in order.meshes:  # in the same order on all ranks: each waits for the others of its groups
+            if self._rank not in self._templates[mesh].ranks:
+                continue
             if mesh in self._shardings:
-                self._shardings[mesh].rejoin()
-            elif self._rank in self._templates[mesh].ranks:
+                self._shardings[mesh].rejoin(self._templates[mesh])
+            else:
                 self._sharding_of(mesh)
-        self._healing.begin(*at)
         self._effects = []
+        return self._healing.restore(order)
 
     # ---- copies for actors ----
 
@@ -375,8 +366,10 @@ class TensorWorker(Actor):
             "waited for their actors, see tensor.max_lent; wait for answers in between, or raise it"
         )
 
-    def abort(self, cause: str) -> None:
-        """End the collectives under way, and all to come; from any thread."""
+    def abort(self, cause: str, epoch: int) -> None:
+        """End the collectives of an epoch, if there is no later one; from any thread."""
+        if epoch < self._groups.epoch:
+            return
         self._groups.abort(cause)
         with self._lending:
             self._cause = cause
@@ -389,4 +382,4 @@ class TensorWorker(Actor):
 
     def __cleanup__(self, error: BaseException | None) -> None:
         cause = "its worker has ended" if error is None else f"{class_name(error)}: {text_of(error)}"
-        self.abort(cause)
+        self.abort(cause, self._groups.epoch)

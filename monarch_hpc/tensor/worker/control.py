@@ -27,7 +27,7 @@ class TensorControl(Actor):
         self._entries: dict[str, bytes] = {}
         self._waiting: dict[str, list[ResponsePort]] = {}
         self._cause = ""
-        self._epoch = 0
+        self._ended = -1
 
     @endpoint(explicit_response_port=True)
     def watch(self, port: ResponsePort) -> None:
@@ -56,8 +56,8 @@ class TensorControl(Actor):
     @endpoint(explicit_response_port=True)
     def get(self, port: ResponsePort, key: str) -> None:
         """Answer with an entry, as soon as it is there."""
-        if self._cause or int(key.partition("/")[0]) < self._epoch:
-            port.exception(RuntimeError(self._cause or "the mesh was healed meanwhile"))
+        if _epoch_of(key) <= self._ended:
+            port.exception(RuntimeError(self._cause))
         elif key in self._entries:
             port.send(self._entries[key])
         else:
@@ -69,20 +69,16 @@ class TensorControl(Actor):
         return all(key in self._entries for key in keys)
 
     @endpoint
-    def abort(self, cause: str) -> None:
-        """End the collectives under way on this rank, and all to come."""
-        self._cause = cause
-        for ports in self._waiting.values():
-            for port in ports:
+    def abort(self, cause: str, epoch: int) -> None:
+        """End the collectives of an epoch on this rank, with those of earlier ones; later ones are not touched."""
+        if epoch < self._ended:
+            return
+        self._cause, self._ended = cause, epoch
+        self._entries = {key: value for key, value in self._entries.items() if _epoch_of(key) > epoch}
+        for key in [key for key in self._waiting if _epoch_of(key) <= epoch]:
+            for port in self._waiting.pop(key):
                 port.exception(RuntimeError(cause))
-        self._waiting.clear()
-        end_worker(self._key, cause)
-
-    @endpoint
-    def begin(self, epoch: int) -> None:
-        """Let ranks meet again; those of an earlier epoch get no answers."""
-        self._cause, self._epoch = "", epoch
-        self._entries = {key: value for key, value in self._entries.items() if int(key.partition("/")[0]) >= epoch}
+        end_worker(self._key, cause, epoch)
 
     @endpoint
     def leave(self) -> NoReturn:
@@ -91,3 +87,7 @@ class TensorControl(Actor):
 
     def __cleanup__(self, _error: BaseException | None) -> None:
         forget_worker(self._key)
+
+
+def _epoch_of(key: str) -> int:
+    return int(key.partition("/")[0])

@@ -10,11 +10,12 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch_hpc.tensor.stream.holdings import PARTIAL, REPLICATED, Held, HeldPart
+from monarch_hpc.tensor.stream.holdings import PARTIAL, REPLICATED, Box, Held, HeldPart
+from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.healing.journal import LOST
 from monarch_hpc.tensor.worker.values import Failure, Values
 
-__all__ = ["blank_like", "describe_values", "digests", "memory_of", "rebuild", "spoil_unkept"]
+__all__ = ["blank_like", "describe_values", "digests", "memory_of", "part_of", "rebuild", "spoil_unkept", "window"]
 
 
 def _dims(placements: Any) -> tuple[int, ...]:
@@ -57,14 +58,16 @@ def spoil_unkept(values: Values) -> None:
         values.num_failed += 1
 
 
-def describe_values(values: Values, meshes: Mapping[int, int], random: dict[int, Any]) -> Held:
+def describe_values(values: Values, shardings: Mapping[int, Any]) -> Held:
     """Describe all values.
 
     Args:
         values: the values, after `spoil_unkept`.
-        meshes: numbers of meshes by the identity of their device meshes.
-        random: see `Held`.
+        shardings: the sharded tensors of meshes, by number.
     """
+    meshes = {id(sharding.ops.mesh): number for number, sharding in shardings.items()}
+    random = {number: sharding.ops.draws for number, sharding in shardings.items()}
+    specs: dict[int, MeshSpec] = {number: sharding.spec for number, sharding in shardings.items()}
     places: dict[int, int] = {}
     sizes: list[int] = []
     pieces: dict[int, HeldPart] = {}
@@ -91,13 +94,24 @@ def describe_values(values: Values, meshes: Mapping[int, int], random: dict[int,
                 value.is_leaf and value.requires_grad,
                 value._version > 0,
             )
-    return Held(pieces, failed, tuple(sizes), random)
+    return Held(pieces, failed, tuple(sizes), random, specs)
+
+
+def part_of(tensor: Any, box: Box) -> torch.Tensor:
+    """A part of what a rank has of a value."""
+    found: torch.Tensor = tensor[tuple(slice(begin, end) for begin, end in box)]
+    return found
+
+
+def window(piece: HeldPart, memory: torch.Tensor) -> torch.Tensor:
+    """The part of a value that *piece* describes, in *memory*."""
+    empty = torch.empty(0, dtype=piece.dtype)
+    return empty.set_(memory.untyped_storage(), piece.offset, piece.shape, piece.stride)
 
 
 def rebuild(piece: HeldPart, memory: torch.Tensor, device_mesh: Any) -> DTensor:
     """The value that *piece* describes, in *memory*."""
-    empty = torch.empty(0, dtype=piece.dtype)
-    local = empty.set_(memory.untyped_storage(), piece.offset, piece.shape, piece.stride)
+    local = window(piece, memory)
     placements = tuple(Replicate() if dim == REPLICATED else Shard(dim) for dim in piece.dims)
     shape, stride = piece.whole
     with torch.no_grad():
