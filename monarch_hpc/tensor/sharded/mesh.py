@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mesh"]
 
-_PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor")
+_PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor", "monarch_hpc.tensor.worker.sharded.sharding")
 
 
 class Mesh:

@@ -25,7 +25,7 @@ class TensorControl(Actor):
     def __init__(self, key: int) -> None:
         self._key = key
         self._entries: dict[str, bytes] = {}
-        self._waiting: dict[str, list[ResponsePort]] = {}
+        self._waiting: list[tuple[list[str], ResponsePort]] = []
         self._cause = ""
         self._ended = -1
 
@@ -42,9 +42,16 @@ class TensorControl(Actor):
     @endpoint
     def set(self, key: str, value: bytes) -> None:
         """Store an entry of a rendezvous, and answer those who wait for it."""
+        self._store(key, value)
+
+    @endpoint
+    def append(self, key: str, value: bytes) -> None:
+        """Store an entry, or more of it."""
+        self._store(key, self._entries.get(key, b"") + value)
+
+    def _store(self, key: str, value: bytes) -> None:
         self._entries[key] = value
-        for port in self._waiting.pop(key, ()):
-            port.send(value)
+        self._answer()
 
     @endpoint
     def add(self, key: str, amount: int) -> int:
@@ -54,14 +61,22 @@ class TensorControl(Actor):
         return number
 
     @endpoint(explicit_response_port=True)
-    def get(self, port: ResponsePort, key: str) -> None:
-        """Answer with an entry, as soon as it is there."""
-        if _epoch_of(key) <= self._ended:
+    def get(self, port: ResponsePort, keys: list[str]) -> None:
+        """Answer with entries, of one epoch, as soon as all are there."""
+        if keys and _epoch_of(keys[0]) <= self._ended:
             port.exception(RuntimeError(self._cause))
-        elif key in self._entries:
-            port.send(self._entries[key])
-        else:
-            self._waiting.setdefault(key, []).append(port)
+            return
+        self._waiting.append((keys, port))
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer those whose entries are there."""
+        waiting, self._waiting = self._waiting, []
+        for keys, port in waiting:
+            if all(key in self._entries for key in keys):
+                port.send([self._entries[key] for key in keys])
+            else:
+                self._waiting.append((keys, port))
 
     @endpoint
     def has(self, keys: list[str]) -> bool:
@@ -75,9 +90,12 @@ class TensorControl(Actor):
             return
         self._cause, self._ended = cause, epoch
         self._entries = {key: value for key, value in self._entries.items() if _epoch_of(key) > epoch}
-        for key in [key for key in self._waiting if _epoch_of(key) <= epoch]:
-            for port in self._waiting.pop(key):
+        waiting, self._waiting = self._waiting, []
+        for keys, port in waiting:
+            if _epoch_of(keys[0]) <= epoch:
                 port.exception(RuntimeError(cause))
+            else:
+                self._waiting.append((keys, port))
         end_worker(self._key, cause, epoch)
 
     @endpoint
