@@ -72,7 +72,7 @@ class HealAttempt:
         if left_out:
             self._leave_out(left_out, meshes)
         ranks.mended()
-        self._engine.mended()
+        self._engine.mended(recovery.to_issue_again())
         recovery.mended()
         return region
 

@@ -16,9 +16,11 @@ from monarch_hpc.tensor.healing.ranks import RankLost
 from monarch_hpc.tensor.opening import is_whole, recovery_of, sharded_view_of
 
 if TYPE_CHECKING:
+    from monarch_hpc.core.shape import Region
     from monarch_hpc.tensor.healing.recovery import Recovery
+    from monarch_hpc.tensor.stream.view import View
 
-__all__ = ["heal_mesh"]
+__all__ = ["heal_engine", "heal_mesh"]
 
 _HOUR_S = 3600.0
 _MAX_ATTEMPTS = 16
@@ -88,30 +90,50 @@ def heal_mesh(
         steps = tuple(step for step in steps if step != "shrink")
     recovery = recovery_of(mesh.procs)
     recovery.settle()
+    if recovery.goes_on:
+        engine.check()  # it heals by itself
+        return mesh
     _check(recovery, engine.broken, rewind=rewind or bool(recovery.unloaded))  # what is loaded says where to go on
     if recovery.unloaded and checkpoint is None:
         cause = "what no rank has a copy of was not loaded yet: give checkpoint="
         raise DeviceMeshError(engine.name, "lost", -1, cause) from engine.broken
-    _spend(recovery, engine, engine.config.heals_an_hour)
-    for _ in range(_MAX_ATTEMPTS):
-        try:
-            if recovery.is_begun:
-                recovery.decide()
-                _check(recovery, engine.broken, rewind=True)
-            recovery.is_begun = True
-            region = HealAttempt(recovery, engine, view.region).run(steps, timeout_s, loads=checkpoint is not None)
-            break
-        except RankLost as error:
-            last = error
-    else:
-        raise DeviceMeshError(
-            engine.name, "died", -1, f"{_MAX_ATTEMPTS} attempts to heal it were cut off: {last}"
-        ) from last
+    region = heal_engine(view, recovery, steps, timeout_s, loads=checkpoint is not None)
     if region != mesh.procs.region:
         mesh.procs = mesh.procs._viewing(region)
     if recovery.unloaded and checkpoint is not None:
         _load(mesh, recovery, engine, checkpoint)
     return mesh
+
+
+def heal_engine(
+    view: View, recovery: Recovery, policy: Sequence[str], timeout_s: float | None, *, loads: bool
+) -> Region:
+    """Heal a mesh after its version was decided; return what is left of it.
+
+    Args:
+        view: the mesh.
+        recovery: its versions.
+        policy: see `heal_mesh`.
+        timeout_s: see `HealAttempt.run`.
+        loads: see `HealAttempt.run`.
+
+    Raises:
+        DeviceMeshError: see `heal_mesh`.
+    """
+    engine = view.engine
+    _spend(recovery, engine, engine.config.heals_an_hour)
+    for _ in range(_MAX_ATTEMPTS):
+        try:
+            if recovery.is_begun:
+                recovery.decide()
+                assert engine.broken is not None
+                _check(recovery, engine.broken, rewind=True)
+            recovery.is_begun = True
+            return HealAttempt(recovery, engine, view.region).run(policy, timeout_s, loads=loads)
+        except RankLost as error:
+            last = error
+    cause = f"{_MAX_ATTEMPTS} attempts to heal it were cut off: {last}"
+    raise DeviceMeshError(engine.name, "died", -1, cause) from last
 
 
 def _load(mesh: M, recovery: Recovery, engine: Any, checkpoint: Callable[[M], object]) -> None:

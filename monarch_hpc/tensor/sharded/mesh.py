@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils._pytree import tree_map
 
-from monarch_hpc.core.arguments import check_flag, check_instance, check_number
+from monarch_hpc.core.arguments import check_flag, check_instance, check_number, shown
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.current import hosts as own_hosts
 from monarch_hpc.mesh.host import HostMesh
@@ -46,6 +46,9 @@ class Mesh:
         procs: procs to use instead, row by row.
         commit: whether each step of an optimizer on tensors of the whole mesh is a version, to which `heal` can return;
             without it, a mesh that has lost a rank is over.
+        on_loss: ``raise`` raises a `DeviceMeshError` where the mesh has lost a rank; ``heal`` heals it there, and has
+            the ranks execute again what was issued since the version, so that the program sees a pause only. Where that
+            is not possible, the error says why.
 
     Attributes:
         procs: the procs, with the dimensions of the mesh; fewer after a heal that has left ranks out.
@@ -63,6 +66,7 @@ class Mesh:
         hosts: HostMesh | None = None,
         procs: ProcMesh | None = None,
         commit: bool = True,
+        on_loss: Literal["raise", "heal"] = "raise",
     ) -> None:
         if procs is not None and hosts is not None:
             raise TypeError("Mesh of hosts= and procs=: give one")
@@ -76,12 +80,17 @@ class Mesh:
             extent = extent_of(shape, mesh_dim_names)
         self.procs = self._owned = _started(extent, hosts) if procs is None else _arranged(procs, extent)
         self._commits = check_flag("commit", commit)
+        if on_loss not in ("raise", "heal"):
+            raise ValueError(f"on_loss is {shown(on_loss)}; it is 'raise' or 'heal'")
+        if on_loss == "heal" and not commit:
+            raise ValueError("on_loss='heal' needs versions to go back to: leave out commit=False")
+        self._heals = on_loss == "heal"
 
     @classmethod
     def _of(cls, procs: ProcMesh) -> Self:
         made = cls.__new__(cls)
         made.procs = made._owned = procs
-        made._commits = False
+        made._commits = made._heals = False
         return made
 
     # ---- shape ----
@@ -106,6 +115,10 @@ class Mesh:
         engine = view.engine
         if self._commits and is_whole(view) and engine.recovery is None and not engine.unhealable:
             recovery_of(self.procs)
+        if self._heals and engine.log is None and engine.recovery is not None:
+            from monarch_hpc.tensor.healing.automatic import heal_by_itself  # it heals what this module makes
+
+            heal_by_itself(view, recovery_of(self.procs))
         return view
 
     def size(self, dim: str | None = None) -> int:

@@ -22,6 +22,7 @@ from monarch_hpc.core.text.description import text_of
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, first_to_differ, is_reached
+from monarch_hpc.tensor.stream.issue_log import IssueLog, LoggedFrame
 from monarch_hpc.tensor.stream.records import FREE, HALTED
 from monarch_hpc.tensor.stream.sites import Site, SiteLines, site_here
 from monarch_hpc.tensor.stream.templates import TemplateTable
@@ -58,6 +59,8 @@ class TensorEngine:
         templates: descriptions of operations, which the ranks get once.
         num_loans: number of loans that operations are checked for, see `streams.loans`.
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
+        log: what was issued since the last commit; None if nothing is issued again.
+        heals: heals the mesh and issues again what was lost, or raises why not; None if that is left to the program.
         survey: asks without versions which rank has died, where others have only missed it in a collective.
         step_begun: positions in `ints` and `sites` where an optimizer's step began, if the frame is held back for it.
     """
@@ -80,6 +83,8 @@ class TensorEngine:
         self.epoch = self.num_loans = self.num_ranks = 0
         self.left_out: frozenset[int] = frozenset()
         self.survey: Callable[[], None] = lambda: None
+        self.log: IssueLog | None = None
+        self.heals: Callable[[], None] | None = None
         self.step_begun: tuple[int, int] | None = None
         self.templates, self._lines = TemplateTable(), SiteLines()
         self._abort = abort
@@ -99,7 +104,7 @@ class TensorEngine:
     def use(self, view: View) -> None:
         """Fill a frame for *view*; the caller holds the lock."""
         if self.broken is not None:
-            raise self.failure()
+            self.check()
         if self.view is not view:
             if self.ints:
                 self.send()
@@ -205,19 +210,28 @@ class TensorEngine:
 
     def send(self, *, waits: bool = True) -> None:
         """Send the frame, which is not empty; the caller holds the lock."""
-        view, sites, data = self.view, self.sites, array("q", self.ints).tobytes()
+        view, sites, ints, objects = self.view, self.sites, self.ints, self._objects
         assert view is not None
         if self.recorder is not None:
-            self.recorder.add(view, self.ints, self._objects, sites)
+            self.recorder.add(view, ints, objects, sites)
         if self.site_log is not None:
             self.site_log.append((self._base, sites))
-        frame, lines = Sequenced(self._base, sites, self.epoch), self._lines.of(sites, view.ranks)
-        arguments = self._base, self.templates.take_new(), self._objects, data, view.mesh, self.epoch, lines
+        issued = LoggedFrame(view, self._base, ints, objects, sites)
         self._base += len(sites)
         self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
+        self.threshold = self.config.frame_ints
+        if self.log is not None:
+            self.log.add(issued)
+        self._post(issued, waits=waits)
+
+    def _post(self, issued: LoggedFrame, *, waits: bool) -> None:
+        """Send a frame to its ranks."""
+        view, base, ints, objects, sites = issued
+        frame, lines = Sequenced(base, sites, self.epoch), self._lines.of(sites, view.ranks)
+        data = array("q", ints).tobytes()
+        arguments = base, self.templates.take_new(), objects, data, view.mesh, self.epoch, lines
         self._num_unacked += len(sites)
         self._frames.append(frame)
-        self.threshold = self.config.frame_ints
         try:
             frame.future = view.workers.run.options(on_error="collect").call(*arguments)
         except BaseException as error:
@@ -254,6 +268,8 @@ class TensorEngine:
             self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
+        if self.log is not None and self.broken is None:
+            self.log.note_done(self._frames[0].base if self._frames else frame.base + len(frame.sites))
         if not self._frames and self.step_begun is None and not self._num_holds:
             self.reset_threshold()
 
@@ -295,15 +311,17 @@ class TensorEngine:
         Raises:
             DeviceMeshError: a rank is gone.
         """
-        self.flush()
-        while self._frames:
-            future = self._frames[0].future
-            assert future is not None
-            future.exception()
-            # Its callback may still run, on the thread that drives the I/O.
-            self._io.wait(partial(self._is_gone, future), None)
-        if self.broken is not None:
-            raise self.failure()
+        while True:
+            self.flush()
+            while self._frames:
+                future = self._frames[0].future
+                assert future is not None
+                future.exception()
+                # Its callback may still run, on the thread that drives the I/O.
+                self._io.wait(partial(self._is_gone, future), None)
+            if self.broken is None:
+                break
+            self.check()
         if self.recovery is not None:
             self.recovery.release_all()
 
@@ -346,20 +364,47 @@ class TensorEngine:
         assert self.broken is not None
         return self.broken.with_traceback(None)  # it is raised again and again
 
-    def mended(self) -> None:
-        """Go on after a failure: what was under way is dropped, and will not be acknowledged."""
+    def check(self) -> None:
+        """Refuse to go on while the mesh is broken; where it heals by itself, do that first.
+
+        Raises:
+            DeviceMeshError: it is.
+        """
         with self.lock:
-            self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
+            if self.broken is None:
+                return
+            error = self.failure()
+            if self.heals is None or self._io.driving:
+                raise error
+            self.heals()
+
+    @property
+    def unsent(self) -> LoggedFrame | None:
+        """What was issued and not sent; None if there is nothing."""
+        return LoggedFrame(self.view, self._base, self.ints, self._objects, self.sites) if self.view else None
+
+    def mended(self, again: Sequence[LoggedFrame] | None = None) -> None:
+        """Go on after a failure: what was under way will not be acknowledged.
+
+        Args:
+            again: what of it is issued again, before what is not sent yet; None if all of that is dropped, too.
+        """
+        with self.lock:
+            if again is None:
+                self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
             self._frames.clear()
             self._num_unacked = 0
             self.failures.forgive()
-            self.reset_threshold()
             self.broken = None
+            for frame in again or ():
+                self._post(frame, waits=False)
+            self.reset_threshold()
 
     def forfeit(self, what: str) -> None:
         """Keep no versions from here on: ranks hold *what*, which no version includes."""
         with self.lock:
             self.unhealable, self.recovery = self.unhealable or what, None
+            self.log = self.heals = None
 
     def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
         self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)

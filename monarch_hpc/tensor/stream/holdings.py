@@ -73,6 +73,7 @@ class HeldPart(NamedTuple):
         whole: shape and strides of the whole value.
         leaf: whether it is a leaf of autograd's graph that requires a gradient.
         written: whether it was written to since it was made.
+        inner: whether autograd's graph has led to it, whose history a heal drops.
     """
 
     storage: int
@@ -85,6 +86,7 @@ class HeldPart(NamedTuple):
     whole: tuple[tuple[int, ...], tuple[int, ...]]
     leaf: bool
     written: bool
+    inner: bool = False
 
 
 class Held(NamedTuple):

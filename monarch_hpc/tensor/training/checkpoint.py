@@ -94,6 +94,8 @@ def save(view: View, state: Mapping[str, Any], path: str | os.PathLike[str], *, 
         view, Issued("checkpoints.begin", [tree, where, timeout_s, background], refs, -2).issue(view), where
     )
     view.dead.append(number)
+    if view.engine.log is not None:
+        view.engine.log.note_once(view.engine.num_issued, "a checkpoint was saved")
     if not background:
         saving.wait()
     return saving

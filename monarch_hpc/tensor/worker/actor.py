@@ -261,7 +261,8 @@ class TensorWorker(Actor):
             if type(value) is Failure:
                 return self._reply("failed", value.root)
             with self._queue.entered():
-                found.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
+                own = getattr(value, "_local_tensor", value)  # of a whole value that a heal has taken over
+                found.append(own.detach().clone() if isinstance(own, torch.Tensor) else own)
         return self._reply("value", found)
 
     def _value(self, number: int) -> Any:

@@ -44,6 +44,9 @@ def spoil_unkept(values: Values) -> None:
     for number, value in list(values.items()):
         if number == 0 or type(value) is Failure:
             continue
+        mesh = getattr(value, "_whole_on", None)
+        if mesh is not None:
+            value = values[number] = DTensor.from_local(value, mesh, (Replicate(),) * mesh.ndim, run_check=False)
         if isinstance(value, DTensor):
             settled = value.__dict__.get("_settled")
             if settled is not None and settled[0] == value._version:
@@ -52,7 +55,7 @@ def spoil_unkept(values: Values) -> None:
             kept = PARTIAL not in _dims(value.placements) and "_copied_at" not in value.__dict__
             if kept and value._local_tensor.layout == torch.strided:
                 if not value.is_leaf:
-                    values[number] = value.detach()
+                    values[number] = _without_history(value)
                 continue
         values[number] = Failure(LOST)
         values.num_failed += 1
@@ -93,6 +96,7 @@ def describe_values(values: Values, shardings: Mapping[int, Any]) -> Held:
                 (tuple(value.shape), tuple(value.stride())),
                 value.is_leaf and value.requires_grad,
                 value._version > 0,
+                not value.is_leaf,
             )
     return Held(pieces, failed, tuple(sizes), random, specs)
 
@@ -120,7 +124,28 @@ def rebuild(piece: HeldPart, memory: torch.Tensor, device_mesh: Any) -> DTensor:
         )
     if piece.leaf:
         made.requires_grad_()
-    return made
+    return _without_history(made) if piece.inner else made
+
+
+class _HistoryDropped(torch.autograd.Function):
+    """The same value, of which no gradient comes any further: one that is left out would be wrong in silence."""
+
+    @staticmethod
+    def forward(_ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        """Share its memory."""
+        return value.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, _gradient: torch.Tensor) -> torch.Tensor:
+        """Refuse."""
+        raise RuntimeError("backward() has come to a tensor whose history a heal has dropped: compute it again")
+
+
+def _without_history(value: Any) -> Any:
+    if not (value.is_floating_point() or value.is_complex()):
+        return value.detach()
+    with torch.enable_grad():
+        return _HistoryDropped.apply(value.detach().requires_grad_())  # type: ignore[no-untyped-call]  # torch's own
 
 
 def blank_like(piece: HeldPart, ops: Any) -> DTensor:
