@@ -11,8 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from monarch_hpc.core.arguments import check_flag, check_instance, check_number, shown
-from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.mesh.current import hosts as own_hosts
+from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.active import capture_on
@@ -25,6 +24,7 @@ from monarch_hpc.tensor.remote_functions import Remote
 from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
 from monarch_hpc.tensor.sharded.communication import Communication
 from monarch_hpc.tensor.sharded.memory import MemoryRow, held_tensors
+from monarch_hpc.tensor.sharded.procs import arranged, started
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, extent_of, place_dims, size_of
 from monarch_hpc.tensor.stream.view import View
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from monarch_hpc.tensor.training.checkpoint import Saving
 
 __all__ = ["Mesh"]
-
-_PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor", "monarch_hpc.tensor.worker.sharded.sharding")
 
 
 class Mesh:
@@ -78,7 +76,7 @@ class Mesh:
             extent = extent_of(procs.region.extent.shape, mesh_dim_names or procs.region.extent.names)
         else:
             extent = extent_of(shape, mesh_dim_names)
-        self.procs = self._owned = _started(extent, hosts) if procs is None else _arranged(procs, extent)
+        self.procs = self._owned = started(extent, hosts) if procs is None else arranged(procs, extent)
         self._commits = check_flag("commit", commit)
         if on_loss not in ("raise", "heal"):
             raise ValueError(f"on_loss is {shown(on_loss)}; it is 'raise' or 'heal'")
@@ -369,29 +367,6 @@ class Mesh:
     def stop(self, reason: str = "") -> None:
         """End the procs, those that a heal has left out too; see `ProcMesh.stop`."""
         self._owned.stop(reason).get()
-
-
-def _started(extent: Extent, hosts: HostMesh | None) -> ProcMesh:
-    """Procs for the mesh, evenly on all hosts."""
-    found = own_hosts() if hosts is None else hosts
-    check_instance("hosts", found, HostMesh, "a mesh of hosts, as monarch_hpc.hosts() returns it")
-    num = len(found)
-    if len(extent) % num:
-        raise ValueError(f"{extent} has {len(extent)} ranks, which {num} hosts cannot share evenly: slice the hosts")
-    procs = found.flatten("hosts").spawn_procs({"procs": len(extent) // num}, preload=_PRELOADED)
-    return _arranged(procs, extent)
-
-
-def _arranged(procs: ProcMesh, extent: Extent) -> ProcMesh:
-    """The procs with the dimensions of the mesh."""
-    if procs.region.extent == extent:
-        return procs
-    if len(procs.region) != len(extent):
-        raise ValueError(f"shape {extent.shape} has {len(extent)} ranks, but there are {len(procs.region)} procs")
-    parts: dict[str, Any] = {"procs": extent.names}
-    if len(extent.names) > 1:
-        parts.update(extent.to_dict())
-    return procs.flatten("procs").split(**parts)
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:

@@ -10,30 +10,27 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import RLock
 from typing import Any
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.sections.tensor import TensorConfig
-from monarch_hpc.core.errors import ActorDied, DeviceMeshError, SupervisionError
+from monarch_hpc.core.errors import DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Region
-from monarch_hpc.core.text.description import text_of
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
-from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, first_to_differ, is_reached
-from monarch_hpc.tensor.stream.issue_log import IssueLog, LoggedFrame
+from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, is_reached
+from monarch_hpc.tensor.stream.issue_log import LoggedFrame
+from monarch_hpc.tensor.stream.mesh_state import MeshState
 from monarch_hpc.tensor.stream.records import FREE, HALTED
 from monarch_hpc.tensor.stream.sites import Site, SiteLines, site_here
 from monarch_hpc.tensor.stream.templates import TemplateTable
-from monarch_hpc.tensor.stream.versions import Versions
 from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.worker.report import OpFailure
 
 __all__ = ["TensorEngine"]
 
 
-class TensorEngine:
+class TensorEngine(MeshState):
     """Issues records to the workers of one mesh of procs; for any thread.
 
     Args:
@@ -41,9 +38,8 @@ class TensorEngine:
         config: limits.
         abort: ends the collectives of the ranks that live; takes the cause, and the epoch.
 
-    Attributes:
+    Attributes, beside those of `MeshState`:
         key: identifies the engine on the ranks.
-        lock: held while a record is added.
         ints: the records of the frame that is being filled.
         sites: the lines that issued its operations.
         view: where the frame goes.
@@ -51,23 +47,14 @@ class TensorEngine:
         next_value: number of the next value.
         recorder: takes each frame that is sent while a step is captured.
         site_log: collects the lines of all frames, with the number of the first operation; None if nobody asks.
-        num_ranks: number of the ranks that take part.
-        left_out: ranks that a heal has left out for good.
-        epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
-        broken: why no operation can be issued; None if they can.
-        recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
         templates: descriptions of operations, which the ranks get once.
         num_loans: number of loans that operations are checked for, see `streams.loans`.
-        unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
-        log: what was issued since the last commit; None if nothing is issued again.
-        heals: heals the mesh and issues again what was lost, or raises why not; None if that is left to the program.
-        survey: asks without versions which rank has died, where others have only missed it in a collective.
         step_begun: positions in `ints` and `sites` where an optimizer's step began, if the frame is held back for it.
     """
 
     def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str, int], None]) -> None:
-        self.key, self.name, self.config = key, name, config
-        self.lock = RLock()
+        super().__init__(name, abort)
+        self.key, self.config = key, config
         self.ints: list[int] = []
         self.sites: list[Site] = []
         self.view: View | None = None
@@ -75,23 +62,15 @@ class TensorEngine:
         self.next_value = 1
         self.views: dict[tuple[Region, bool], View] = {}
         self.failures = Failures(config.keep_errors)
-        self.broken: DeviceMeshError | None = None
         self.recorder: FrameRecorder | None = None
         self.site_log: list[tuple[int, list[Site]]] | None = None
-        self.recovery: Versions | None = None
-        self.unhealable = ""
-        self.epoch = self.num_loans = self.num_ranks = 0
-        self.left_out: frozenset[int] = frozenset()
-        self.survey: Callable[[], None] = lambda: None
-        self.log: IssueLog | None = None
-        self.heals: Callable[[], None] | None = None
+        self.num_loans = 0
         self.step_begun: tuple[int, int] | None = None
         self.templates, self._lines = TemplateTable(), SiteLines()
-        self._abort = abort
         self._base, self._objects = 0, list[Any]()
         self._frames: deque[Sequenced] = deque()
         self._num_unacked = self._num_holds = 0
-        self._armed, self._io = False, current_runtime().engine
+        self._armed = False
         ENGINES.add(self)
 
     @property
@@ -263,7 +242,7 @@ class TensorEngine:
                     continue
                 self.failures.add(FailedOp(rank, frame.sites[failure[0] - frame.base], failure))
         if view.mesh and len({failed_seqs(answer) for _, answer in done.result()}) > 1:
-            self._part(view, done)
+            self._note_difference(view, done)
         if halted is not None:
             self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
@@ -272,14 +251,6 @@ class TensorEngine:
             self.log.note_done(self._frames[0].base if self._frames else frame.base + len(frame.sites))
         if not self._frames and self.step_begun is None and not self._num_holds:
             self.reset_threshold()
-
-    def _part(self, view: View, done: Future[Any]) -> None:
-        """Note that ranks of sharded tensors have failed in different operations, so that their values differ."""
-        reports = [answer for _, answer in done.result()]
-        if self.broken is not None or any(isinstance(answer, BaseException) for answer in reports):
-            return
-        rank, failure = first_to_differ(view.ranks, reports)
-        self._end("diverged", rank, f"it failed in {failure[1]}, and others did not: {failure[2]}: {failure[3]}")
 
     # ---- reads and ends ----
 
@@ -340,44 +311,6 @@ class TensorEngine:
         if unread is not None:
             raise unread
 
-    def lose(self, rank: int, error: BaseException | None) -> None:
-        """Note that *rank* is gone, and free the others, which may wait for it."""
-        if self.broken is not None or error is None:
-            return
-        cause = getattr(error, "cause", "") or text_of(error)
-        if isinstance(error, ActorDied):
-            self._end("died", rank, str(cause), error.host, error.last_lines)
-        else:
-            self._end("torn", rank, str(cause))
-        assert self.broken is not None
-        self.broken.__cause__ = error
-
-    def suspect(self, rank: int, cause: str) -> None:
-        """Note that *rank* executes nothing more, because others may have left it."""
-        if self.broken is None:
-            self._end("diverged", rank, cause)
-
-    def failure(self) -> DeviceMeshError:
-        """Why the mesh cannot go on; where this thread may wait, as a fact, for which the ranks are asked."""
-        if not self._io.driving:
-            (self.survey if self.recovery is None else self.recovery.settle)()
-        assert self.broken is not None
-        return self.broken.with_traceback(None)  # it is raised again and again
-
-    def check(self) -> None:
-        """Refuse to go on while the mesh is broken; where it heals by itself, do that first.
-
-        Raises:
-            DeviceMeshError: it is.
-        """
-        with self.lock:
-            if self.broken is None:
-                return
-            error = self.failure()
-            if self.heals is None or self._io.driving:
-                raise error
-            self.heals()
-
     @property
     def unsent(self) -> LoggedFrame | None:
         """What was issued and not sent; None if there is nothing."""
@@ -399,14 +332,3 @@ class TensorEngine:
             for frame in again or ():
                 self._post(frame, waits=False)
             self.reset_threshold()
-
-    def forfeit(self, what: str) -> None:
-        """Keep no versions from here on: ranks hold *what*, which no version includes."""
-        with self.lock:
-            self.unhealable, self.recovery = self.unhealable or what, None
-            self.log = self.heals = None
-
-    def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
-        self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)
-        self._abort(f"rank {rank} {kind}: {cause}", self.epoch)
-        self._io.wake_waiters()

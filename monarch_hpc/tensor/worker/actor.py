@@ -367,11 +367,10 @@ class TensorWorker(Actor):
             "waited for their actors, see tensor.max_lent; wait for answers in between, or raise it"
         )
 
-    def abort(self, cause: str, epoch: int) -> None:
-        """End the collectives of an epoch, if there is no later one; from any thread."""
-        if epoch < self._groups.epoch:
+    def abort(self, cause: str, epoch: int | None = None) -> None:
+        """End the collectives of an epoch, or of this one, if there is no later one; from any thread."""
+        if not self._groups.abort(cause, epoch):
             return
-        self._groups.abort(cause)
         with self._lending:
             self._cause = cause
             self._lending.notify_all()
@@ -383,4 +382,4 @@ class TensorWorker(Actor):
 
     def __cleanup__(self, error: BaseException | None) -> None:
         cause = "its worker has ended" if error is None else f"{class_name(error)}: {text_of(error)}"
-        self.abort(cause, self._groups.epoch)
+        self.abort(cause)

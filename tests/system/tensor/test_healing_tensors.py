@@ -23,8 +23,8 @@ from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, heal_mesh, module_to_mesh
 from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.tensor import inspect
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 from tests.system.tensor.deaths import die, read_until_lost
 
 STEPS = 6

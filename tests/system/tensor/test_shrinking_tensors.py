@@ -15,8 +15,8 @@ from benchmarks.grid_training import GridTraining
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, distribute, heal_mesh
 from monarch_hpc.exceptions import DeviceMeshError
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 from tests.system.tensor.deaths import die, read_until_lost
 
 _STEPS = 5

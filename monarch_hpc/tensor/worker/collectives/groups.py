@@ -11,7 +11,7 @@ import datetime
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import torch
@@ -89,20 +89,30 @@ class Groups:
         self._met: set[int] = set()
         self._sent: list[tuple[Any, torch.Tensor]] = []
         self.epoch = 0
+        self._ended = -1
+        self._lock = Lock()
         self._cutter: Thread | None = None
         self._settled = Event()
         self.cause = ""
 
-    def abort(self, cause: str) -> None:
-        """End the collectives under way and all to come; from any thread.
+    def abort(self, cause: str, epoch: int | None = None) -> bool:
+        """End the collectives under way and all to come of an epoch, or of this one; from any thread.
 
         Connections are cut until `settle`: the rank may be between two collectives, or connecting.
+
+        Returns:
+            Whether there is no later epoch.
         """
-        self.cause = cause
-        cut_connections(self._ports)
-        if self._cutter is None:
-            self._settled.clear()
-            self._cutter = Thread(self._cut)
+        with self._lock:
+            ended = self.epoch if epoch is None else epoch
+            if ended < self.epoch:
+                return False
+            self.cause, self._ended = cause, max(self._ended, ended)
+            cut_connections(self._ports)
+            if self._cutter is None:
+                self._settled.clear()
+                self._cutter = Thread(self._cut)
+            return True
 
     def _cut(self) -> None:
         for _ in range(_CUTS):
@@ -123,13 +133,19 @@ class Groups:
         Args:
             epoch: number of this attempt, the same on all ranks.
             addresses: IP addresses by rank.
+
+        Raises:
+            RuntimeError: it has ended already, before this rank came to it.
         """
-        self.settle()
-        self._groups.clear()
-        self._sent.clear()
-        self._ports.clear()
-        self._met.clear()
-        self.epoch, self._addresses, self.cause = epoch, addresses, ""
+        with self._lock:
+            if epoch <= self._ended:
+                raise RuntimeError(self.cause)
+            self.settle()
+            self._groups.clear()
+            self._sent.clear()
+            self._ports.clear()
+            self._met.clear()
+            self.epoch, self._addresses, self.cause = epoch, addresses, ""
 
     def agree(self, ranks: tuple[int, ...], *numbers: int) -> list[tuple[int, int]]:
         """Exchange numbers; return the lowest and the highest of each. Nobody gets an answer before all have asked."""
