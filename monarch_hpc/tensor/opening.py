@@ -28,15 +28,16 @@ from monarch_hpc.tensor.local.mesh import LocalMesh
 from monarch_hpc.tensor.operations import MeshOperations
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.operations import ShardedOperations
-from monarch_hpc.tensor.stream.engine import TensorEngine, View
+from monarch_hpc.tensor.stream.engine import TensorEngine
 from monarch_hpc.tensor.stream.frames import is_reached
 from monarch_hpc.tensor.stream.records import MeshSpec
+from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.worker.actor import TensorWorker, WorkerSettings
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.serializer import reduce_in_messages
 
-__all__ = ["current_stream", "engines_of", "entered_stream", "recovery_of", "sharded_view_of", "view_of"]
+__all__ = ["current_stream", "engines_of", "entered_stream", "is_whole", "recovery_of", "sharded_view_of", "view_of"]
 
 
 class _Opened:
@@ -55,12 +56,15 @@ class _Opened:
         if isinstance(root, LocalMesh):
             self._workers: Any = root.open_workers(key, config, is_stream=bool(shown))
             # Frames leave when they are full or a value is read: the timer's thread must not wait for ranks.
-            self.engine = TensorEngine(key, f"{root!r}{shown}", replace(config, flush_s=_NEVER_S), lambda _cause: None)
+            self.engine = TensorEngine(
+                key, f"{root!r}{shown}", replace(config, flush_s=_NEVER_S), lambda _cause, _epoch: None
+            )
             self.engine.forfeit("its ranks are threads of the program, of which none can be lost")
             stopped = ActorDied(f"the workers of {root!r}", Death(DeathKind.STOPPED, "it was stopped"))
             root.when_stopped(key, partial(self.engine.lose, -1, stopped))
         else:
             self._open_procs(root, key, config, shown)
+        self.engine.num_ranks = len(root.region)
         self._operations = MeshOperations(*self._places, self._mesh)
         self._sharded = ShardedOperations(*self._places, self._mesh)
 
@@ -84,6 +88,7 @@ class _Opened:
         """The view of some of the ranks."""
         view = self.engine.views.get((region, False))
         if view is None:
+            self._check_present(region)
             workers = self._workers._viewing(region)
             view = self.engine.views[region, False] = View(self.engine, region, workers, self._operations)
         return view
@@ -92,12 +97,26 @@ class _Opened:
         """The view of the tensors that are sharded over some of the ranks."""
         view = self.engine.views.get((region, True))
         if view is None:
+            self._check_present(region)
             workers = self._workers._viewing(region)
             view = View(self.engine, region, workers, self._sharded)
             spec = MeshSpec(self.engine.key, region.extent.names, region.extent.shape, view.ranks, torch.initial_seed())
             view.mesh = self.engine.templates.define(("mesh", region), lambda: spec)
             self.engine.views[region, True] = view
         return view
+
+    def _check_present(self, region: Region) -> None:
+        """Refuse ranks that a heal has left out.
+
+        Raises:
+            ValueError: there are some.
+        """
+        missing = sorted(self.engine.left_out.intersection(region.base_ranks()))
+        if missing:
+            raise ValueError(
+                f"a heal has left out ranks {missing} of {self.engine.name}: use the mesh that heal_mesh has returned, "
+                "or its procs"
+            )
 
 
 _NEVER_S = 1e9
@@ -141,13 +160,13 @@ def _in_a_row(control: ActorMesh[Any], ranks: tuple[int, ...]) -> ActorMesh[Any]
         raise ValueError(f"this slice has gaps: activate the mesh of its {len(ranks)} procs first") from error
 
 
-def _abort(control: ActorMesh[TensorControl], cause: str) -> None:
+def _abort(control: ActorMesh[TensorControl], cause: str, epoch: int) -> None:
     """End the collectives of the ranks that live; on the driver, which must not wait for a connection to others."""
     for place in range(len(control.extent)):
         one = control.slice(procs=place)
         if is_reached(one):
             with contextlib.suppress(MonarchError):  # it has died, too
-                one.abort.broadcast(cause)
+                one.abort.broadcast(cause, epoch)
 
 
 def recovery_of(mesh: ProcMesh) -> Recovery:
@@ -164,6 +183,11 @@ def recovery_of(mesh: ProcMesh) -> Recovery:
         found = opened.engine.recovery = Recovery(opened.engine, opened.ranks)
     assert isinstance(found, Recovery)
     return found
+
+
+def is_whole(view: View) -> bool:
+    """Whether a view has all ranks of its engine that are left."""
+    return len(view.ranks) == view.engine.num_ranks
 
 
 def sharded_view_of(mesh: ProcMesh) -> View:

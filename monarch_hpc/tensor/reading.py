@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.core.errors import DeviceMeshError
+from monarch_hpc.core.errors import DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Point
-from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.holdings import Reply
+from monarch_hpc.tensor.stream.view import View
 
-__all__ = ["answer_of", "check_readable", "read_values", "reread"]
+__all__ = ["answer_of", "check_readable", "read_values", "reread", "retried"]
+
+T = TypeVar("T")
 
 
-def answer_of(view: View, reply: Reply, expected: int = 0) -> Any:
+def answer_of(view: View, reply: Reply, expected: int = 0, epoch: int | None = None) -> Any:
     """The value in the reply to a read.
 
     Args:
         expected: the version that the rank must have: all commits that were issued before.
+        epoch: that of the engine when it was asked; None for the current one.
 
     Raises:
         DeviceMeshError: a rank is gone.
@@ -27,6 +31,7 @@ def answer_of(view: View, reply: Reply, expected: int = 0) -> Any:
     kind, value, effects, version, num_changes = reply
     engine = view.engine
     if kind == "halted" or version < expected:
+        _check_current(view, epoch)
         engine.suspect(view.ranks[0], str(value) if kind == "halted" else f"it is at version {version} of {expected}")
     if engine.broken is not None:
         raise engine.failure()
@@ -41,6 +46,17 @@ def answer_of(view: View, reply: Reply, expected: int = 0) -> Any:
     return value
 
 
+def _check_current(view: View, epoch: int | None) -> None:
+    """Refuse an answer that is about a mesh which was healed since; it must not break that again.
+
+    Raises:
+        DeviceMeshError: it is.
+    """
+    engine = view.engine
+    if epoch is not None and epoch < engine.epoch and engine.broken is None:
+        raise DeviceMeshError(engine.name, "lost", -1, "a value that was being read when the mesh was healed")
+
+
 def check_readable(view: View) -> None:
     """Refuse to read a value.
 
@@ -48,8 +64,7 @@ def check_readable(view: View) -> None:
         DeviceMeshError: a rank is gone.
         TypeError: a step is being captured.
     """
-    if view.engine.broken is not None:
-        raise view.engine.failure()
+    view.engine.check()
     if view.engine.recorder is not None:
         view.engine.recorder.refuse_read()
 
@@ -76,14 +91,11 @@ def read_values(
     chosen = view.workers.slice(**place)
     chosen_rank = view.region.slice(**place).base_rank(0)
     view.engine.flush()
+    epoch = view.engine.epoch
 
     def read(replies: list[Any], failures: dict[Point, BaseException]) -> Any:
         try:
-            if failures:
-                error = next(iter(failures.values()))
-                view.engine.lose(chosen_rank, error)
-                raise view.engine.failure()
-            values = answer_of(view, replies[0], expected)
+            values = retried(view, partial(answered, replies, failures), again, epoch)
         except DeviceMeshError:
             found = reread(view, source, expected, only_read=only_read)
             if found is None:
@@ -91,8 +103,46 @@ def read_values(
             values = [found]
         return finish(values)
 
+    def answered(replies: list[Any], failures: dict[Point, BaseException]) -> Any:
+        if failures:
+            error = next(iter(failures.values()))
+            _check_current(view, epoch)
+            view.engine.lose(chosen_rank, error)
+            raise view.engine.failure()
+        return answer_of(view, replies[0], expected, epoch)
+
+    def again() -> Any:
+        return answer_of(view, chosen.read.call_one(numbers).get(), expected)
+
     future: Future[Any] = chosen.read.options(on_error="collect").fold_some(read, numbers)
     return future
+
+
+def retried(view: View, first: Callable[[], T], again: Callable[[], T], epoch: int) -> T:
+    """What *first* returns, or, where the mesh heals by itself and is healed meanwhile, *again*.
+
+    Args:
+        view: the ranks.
+        first: takes the answer to what was asked already.
+        again: asks.
+        epoch: that of the engine when it was asked.
+
+    Raises:
+        DeviceMeshError: they raised it, and the mesh was not healed.
+    """
+    engine, ask = view.engine, first
+    while True:
+        try:
+            return ask()
+        except (DeviceMeshError, SupervisionError) as error:
+            if engine.heals is None:
+                raise
+            if isinstance(error, SupervisionError):
+                engine.lose(-1, error)
+            elif engine.broken is None and engine.epoch == epoch:
+                raise
+            engine.check()
+            ask, epoch = again, engine.epoch
 
 
 def reread(view: View, source: int, expected: int, *, only_read: bool) -> Any:

@@ -18,9 +18,9 @@ from monarch_hpc.tensor.ops.infer import tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.process_groups import RemoteProcessGroup, check_groups
-from monarch_hpc.tensor.reading import answer_of, check_readable
-from monarch_hpc.tensor.stream.engine import View
+from monarch_hpc.tensor.reading import answer_of, check_readable, retried
 from monarch_hpc.tensor.stream.records import CALL, CallRequest, Ref
+from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.streams.loans import check_use
 from monarch_hpc.tensor.training.calls import held
 from monarch_hpc.wire.frames import copy_of
@@ -80,8 +80,11 @@ class Remote(Generic[P, R]):
         """Run it, and take the shapes of its results from the first rank."""
         first = self._issue(view, args, kwargs, -1, _UNKNOWN)
         chosen = view.workers.slice(**dict.fromkeys(view.region.extent, 0))
-        future = chosen.describe.fold(lambda replies: answer_of(view, replies[0]), first)
-        leaves, tree = tree_flatten(future.get(), is_leaf=_is_description)
+
+        def described() -> Any:
+            return chosen.describe.fold(lambda replies: answer_of(view, replies[0]), first).get()
+
+        leaves, tree = tree_flatten(retried(view, described, described, view.engine.epoch), is_leaf=_is_description)
         found = [_found(leaf) if _is_description(leaf) else leaf for leaf in leaves]
         if key is not None:
             if len(self._shapes) >= _MAX_SHAPES:

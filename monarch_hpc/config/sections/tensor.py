@@ -21,3 +21,4 @@ class TensorConfig:
     fence_s: float
     heals_an_hour: int
     kept_bytes: int
+    reissue_bytes: int

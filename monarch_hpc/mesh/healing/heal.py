@@ -16,7 +16,7 @@ from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.supervision.shrink import places_left
 
-__all__ = ["Healed", "heal_mesh"]
+__all__ = ["Healed", "check_policy", "heal_mesh"]
 
 M = TypeVar("M", bound=MeshView)
 
@@ -81,7 +81,7 @@ def heal_mesh(
     if healable is None:
         raise TypeError(f"mesh is {shown(mesh)}: give a mesh of procs or of actors")
     name, procs = healable
-    steps = _check_policy(policy)
+    steps = check_policy(policy)
     timeout_s = None if timeout is None else check_seconds("timeout", timeout)
     door = current_door()
     region = mesh._region
@@ -135,7 +135,8 @@ def heal_mesh(
     return Healed(left, respawned, removed, causes, monotonic() - begun_s, hosts)
 
 
-def _check_policy(policy: object) -> tuple[str, ...]:
+def check_policy(policy: object) -> tuple[str, ...]:
+    """The steps of a policy; errors as of `heal_mesh`."""
     steps = (policy,) if isinstance(policy, str) else check_texts("policy", policy, "['respawn', 'spares']")
     allowed = ", ".join(map(repr, _POLICIES))
     for step in steps:

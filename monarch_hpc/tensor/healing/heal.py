@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_hpc.core.arguments import check_callable, check_flag
-from monarch_hpc.core.errors import DeviceMeshError, MeshDied
-from monarch_hpc.core.text.description import text_of
+from monarch_hpc.core.arguments import check_callable, check_flag, check_seconds
+from monarch_hpc.core.errors import DeviceMeshError
+from monarch_hpc.mesh.healing.heal import check_policy
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.tensor.healing.plan import FillPlan, plan_fill, same_part
+from monarch_hpc.tensor.healing.attempt import HealAttempt
 from monarch_hpc.tensor.healing.ranks import RankLost
-from monarch_hpc.tensor.opening import recovery_of, sharded_view_of
-from monarch_hpc.tensor.stream.holdings import Held, HeldPart
-from monarch_hpc.tensor.stream.records import MeshSpec
+from monarch_hpc.tensor.opening import is_whole, recovery_of, sharded_view_of
 
 if TYPE_CHECKING:
+    from monarch_hpc.core.shape import Region
     from monarch_hpc.tensor.healing.recovery import Recovery
+    from monarch_hpc.tensor.stream.view import View
 
-__all__ = ["heal_mesh"]
+__all__ = ["heal_engine", "heal_mesh"]
 
 _HOUR_S = 3600.0
 _MAX_ATTEMPTS = 16
@@ -36,33 +36,48 @@ class _OnProcs(Protocol):
 M = TypeVar("M", bound=_OnProcs)
 
 
-def heal_mesh(mesh: M, *, rewind: bool = False, checkpoint: Callable[[M], object] | None = None) -> M:
+def heal_mesh(
+    mesh: M,
+    policy: str | Sequence[str] = ("respawn", "spares", "shrink"),
+    timeout: float | None = None,
+    *,
+    rewind: bool = False,
+    checkpoint: Callable[[M], object] | None = None,
+) -> M:
     """Bring a mesh back that a `DeviceMeshError` was raised of; returns at once if it is well.
 
-    Procs that have died are started again, on their hosts or on spare ones. All ranks go to the state of
-    `Mesh.version`, that of the last optimizer step that is done; a replacement gets it from ranks that have the same
-    parts. Tensors that were made before that step stay valid; those made since, and sums that were not added up, are
-    lost: reads of them raise `DeviceMeshError`. Optimizers and learning rate schedulers of the program go back with it.
+    Procs that have died are started again, on their hosts or on spare ones, or the mesh goes on without them. All ranks
+    go to the state of `Mesh.version`, that of the last optimizer step that is done; what a rank lacks comes from those
+    that have it. Tensors that were made before that step stay valid, on a smaller mesh too; those made since, and sums
+    that were not added up, are lost: reads of them raise `DeviceMeshError`. Optimizers and learning rate schedulers of
+    the program go back with it.
 
     Args:
         mesh: the mesh.
+        policy: what to try, as of `monarch_hpc.heal_mesh`. ``shrink`` leaves out rows along one dimension: that of
+            which no state is lost, and where most ranks are left; what was split over them is split over the others.
+        timeout: seconds for procs to come back; None for config key `procs.heal_s`.
         rewind: whether the program handles it itself that more is lost than its last batch: it has to go on at
             `Mesh.version`.
         checkpoint: called with the mesh if no rank has a copy of a part of the state: it loads the last checkpoint with
             `Mesh.load`, and has the program go on from there. Not called if nothing is lost.
 
     Returns:
-        The same mesh.
+        The same mesh, which has fewer ranks if some were left out.
 
     Raises:
-        DeviceMeshError: the mesh cannot be healed: ``lost`` if no rank has a copy of a parameter, of the state of an
-            optimizer, or of another tensor that was written to, and *checkpoint* is None or has not loaded it, or if
-            modules or optimizers live on the ranks;
+        DeviceMeshError: the mesh cannot be healed: ``died`` if the policy did not help; ``lost`` if no rank has a copy
+            of a parameter, of the state of an optimizer, or of another tensor that was written to, and *checkpoint* is
+            None or has not loaded it, or if modules or optimizers live on the ranks;
             ``torn`` if the ranks do not agree. Or it would not be exact to repeat the last batch, and *rewind* is
             False: the mesh can still be healed with it.
-        TypeError: *mesh* is not a mesh with sharded tensors.
+        TypeError: *mesh* is not a mesh with sharded tensors, or *timeout* is not a number.
+        ValueError: an unknown policy, one that does not exist yet, or none; or *mesh* is a part of one, or ranks of it
+            were left out.
     """
     check_flag("rewind", rewind)
+    steps = check_policy(policy)
+    timeout_s = None if timeout is None else check_seconds("timeout", timeout)
     if checkpoint is not None:
         check_callable("checkpoint", checkpoint)
     view = sharded_view_of(mesh.procs)
@@ -71,34 +86,54 @@ def heal_mesh(mesh: M, *, rewind: bool = False, checkpoint: Callable[[M], object
         return mesh
     if engine.recovery is None:
         raise _not_kept(engine)
+    if "shrink" in steps and not is_whole(view):
+        steps = tuple(step for step in steps if step != "shrink")
     recovery = recovery_of(mesh.procs)
     recovery.settle()
+    if recovery.goes_on:
+        engine.check()  # it heals by itself
+        return mesh
     _check(recovery, engine.broken, rewind=rewind or bool(recovery.unloaded))  # what is loaded says where to go on
     if recovery.unloaded and checkpoint is None:
         cause = "what no rank has a copy of was not loaded yet: give checkpoint="
         raise DeviceMeshError(engine.name, "lost", -1, cause) from engine.broken
+    region = heal_engine(view, recovery, steps, timeout_s, loads=checkpoint is not None)
+    if region != mesh.procs.region:
+        mesh.procs = mesh.procs._viewing(region)
+    if recovery.unloaded and checkpoint is not None:
+        _load(mesh, recovery, engine, checkpoint)
+    return mesh
+
+
+def heal_engine(
+    view: View, recovery: Recovery, policy: Sequence[str], timeout_s: float | None, *, loads: bool
+) -> Region:
+    """Heal a mesh after its version was decided; return what is left of it.
+
+    Args:
+        view: the mesh.
+        recovery: its versions.
+        policy: see `heal_mesh`.
+        timeout_s: see `HealAttempt.run`.
+        loads: see `HealAttempt.run`.
+
+    Raises:
+        DeviceMeshError: see `heal_mesh`.
+    """
+    engine = view.engine
     _spend(recovery, engine, engine.config.heals_an_hour)
     for _ in range(_MAX_ATTEMPTS):
         try:
             if recovery.is_begun:
                 recovery.decide()
+                assert engine.broken is not None
                 _check(recovery, engine.broken, rewind=True)
             recovery.is_begun = True
-            _attempt(recovery, engine, loads=checkpoint is not None)
-            break
+            return HealAttempt(recovery, engine, view.region).run(policy, timeout_s, loads=loads)
         except RankLost as error:
             last = error
-        except MeshDied as error:
-            raise DeviceMeshError(
-                engine.name, "died", -1, f"its procs could not be started: {text_of(error)}"
-            ) from error
-    else:
-        raise DeviceMeshError(
-            engine.name, "died", -1, f"{_MAX_ATTEMPTS} attempts to heal it were cut off: {last}"
-        ) from last
-    if recovery.unloaded and checkpoint is not None:
-        _load(mesh, recovery, engine, checkpoint)
-    return mesh
+    cause = f"{_MAX_ATTEMPTS} attempts to heal it were cut off: {last}"
+    raise DeviceMeshError(engine.name, "died", -1, cause) from last
 
 
 def _load(mesh: M, recovery: Recovery, engine: Any, checkpoint: Callable[[M], object]) -> None:
@@ -165,104 +200,3 @@ def _spend(recovery: Recovery, engine: Any, limit: int) -> None:
             engine.name, "died", -1, f"it was healed {limit} times within an hour, see tensor.heals_an_hour"
         ) from engine.broken
     begun.append(now_s)
-
-
-def _attempt(recovery: Recovery, engine: Any, *, loads: bool) -> None:
-    ranks = recovery.ranks
-    survivors = ranks.left
-    ranks.root.heal(("respawn", "spares"))
-    blank = list(ranks.gone)
-    if not survivors:
-        raise DeviceMeshError(engine.name, "lost", -1, "no rank is left that holds them")
-    specs = engine.templates.specs()
-    meshes = {number: spec for number, spec in specs.items() if isinstance(spec, MeshSpec)}
-    ranks.meet(list(specs.items()), sorted(meshes), (recovery.known, recovery.mark))
-    held: dict[int, Held] = ranks.ask(survivors, "held")
-    plan = plan_fill(held, blank, meshes, recovery.sources.ranks(), loads=loads)
-    _check_lost(engine, plan, meshes)
-    for rank, pieces in plan.blank.items():
-        if pieces:
-            recovery.unloaded.setdefault(rank, set()).update(pieces)
-    _fill(recovery, plan, held, blank, meshes)
-    _verify(engine, ranks.ask([*survivors, *blank], "digests"), held, plan, meshes)
-    ranks.ask([*survivors, *blank], "finish")
-    ranks.mended()
-    engine.mended()
-    recovery.mended()
-
-
-def _check_lost(engine: Any, plan: FillPlan, meshes: dict[int, MeshSpec]) -> None:
-    """Refuse to go on without a part of the state of a training.
-
-    Raises:
-        DeviceMeshError: it is lost.
-    """
-    loaded = {number for pieces in plan.blank.values() for number in pieces}
-    state = [lost for number, lost in plan.lost_state.items() if number not in loaded]
-    if not state:
-        return
-    shown = "; ".join(_shown(piece, ranks, meshes[piece.mesh]) for piece, ranks in state[:4])
-    more = f"; and {len(state) - 4} more" if len(state) > 4 else ""
-    raise DeviceMeshError(engine.name, "lost", state[0][1][0], f"{shown}{more}; load the last checkpoint")
-
-
-def _shown(piece: HeldPart, ranks: list[int], spec: MeshSpec) -> str:
-    over = ", ".join(
-        f"dimension {dim} over {name}" for name, dim in zip(spec.names, piece.dims, strict=True) if dim >= 0
-    )
-    where = ", ".join(map(str, ranks))
-    return f"the part of a tensor of shape {piece.whole[0]}, sharded {over or 'over nothing'}, on rank {where}"
-
-
-def _fill(
-    recovery: Recovery, plan: FillPlan, held: dict[int, Held], blank: list[int], meshes: dict[int, MeshSpec]
-) -> None:
-    calls: dict[int, Any] = {}
-    for rank in plan.pieces:
-        given = {number: recovery.sources.part(number, rank) for number in plan.given[rank]}
-        pieces = dict(plan.pieces[rank])
-        for number, part in given.items():
-            pieces[number] = pieces[number]._replace(offset=0, shape=tuple(part.shape), stride=tuple(part.stride()))
-        random = {}
-        if rank in blank:
-            for number, spec in meshes.items():
-                states = (
-                    one.random[number] for other, one in held.items() if other in spec.ranks and number in one.random
-                )
-                if rank in spec.ranks and (state := next(states, None)) is not None:
-                    random[number] = state
-        lost = plan.blank[rank], plan.failed[rank]
-        arguments = plan.transfers, pieces, given, *lost, random, plan.dropped[rank], recovery.lost_leaves
-        calls[rank] = (("exchange", *arguments), {})
-    recovery.ranks.ask_each("heal", calls)
-
-
-def _verify(
-    engine: Any,
-    digests: dict[int, dict[int, bytes]],
-    held: dict[int, Held],
-    plan: FillPlan,
-    meshes: dict[int, MeshSpec],
-) -> None:
-    """Compare what ranks hold that should be the same.
-
-    Raises:
-        DeviceMeshError: it is not.
-    """
-    pieces: dict[int, HeldPart] = {}
-    for one in held.values():
-        pieces.update(one.pieces)
-    seen: dict[tuple[int, tuple[int, ...]], tuple[int, bytes]] = {}
-    dropped = {number for numbers in plan.dropped.values() for number in numbers}
-    for rank, found in digests.items():
-        for number, piece in pieces.items():
-            spec = meshes[piece.mesh]
-            if rank not in spec.ranks or number in dropped or number in plan.lost:
-                continue
-            key = number, same_part(spec, piece.dims, rank)
-            digest = found.get(number, b"")
-            other, expected = seen.setdefault(key, (rank, digest))
-            if digest != expected:
-                cause = f"it has another part of a tensor of shape {piece.whole[0]} than rank {other}"
-                engine.broken = DeviceMeshError(engine.name, "torn", rank, cause)
-                raise engine.broken

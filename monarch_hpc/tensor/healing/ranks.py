@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.core.errors import ActorDied, CallTimeout, DeviceMeshError, MonarchError, SupervisionError
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.core.errors import ActorDied, CallTimeout, DeviceMeshError, MeshDied, MonarchError, SupervisionError
+from monarch_hpc.core.text.description import text_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.tensor.healing.shrink import flat_region
 from monarch_hpc.tensor.stream.engine import TensorEngine
 from monarch_hpc.tensor.stream.holdings import RankStatus, WorkerPlace
 from monarch_hpc.tensor.worker.actor import TensorWorker
 from monarch_hpc.tensor.worker.control import TensorControl
+from monarch_hpc.transport.address import parse_address
 
 __all__ = ["RankLost", "Ranks"]
 
@@ -31,10 +35,11 @@ class Ranks:
         root: its procs.
         workers: their workers, along one dimension, ``procs``.
         control: their control actors, likewise.
-        abort: ends the collectives of the ranks that live; takes the cause.
+        abort: ends the collectives of the ranks that live; takes the cause, and the epoch.
         timeout_s: longest wait for a rank to come out of what it does.
 
     Attributes:
+        world: the ranks that take part.
         gone: ranks that have died, or do not answer, with the error that says so.
         places: where ranks were when the others were stopped; of those that left the order by themselves only.
         whole: incarnations of the procs that hold the state, by rank.
@@ -46,16 +51,17 @@ class Ranks:
         root: ProcMesh,
         workers: ActorMesh[TensorWorker],
         control: ActorMesh[TensorControl],
-        abort: Callable[[str], None],
+        abort: Callable[[str, int], None],
         timeout_s: float,
     ) -> None:
         self._engine = engine
-        self.root = root
+        self._root = root
         self._workers = workers
         self._control = control
         self._abort = abort
         self._timeout_s = timeout_s
-        self._base_ranks = tuple(root.region.base_ranks())
+        self.world = tuple(root.region.base_ranks())
+        self._places = {rank: place for place, rank in enumerate(self.world)}
         self.gone: dict[int, BaseException] = {}
         self.places: dict[int, WorkerPlace] = {}
         self._unwatched: set[int] = set()
@@ -63,18 +69,16 @@ class Ranks:
         self.whole = self.incarnations()
 
     @property
-    def num_ranks(self) -> int:
-        """The number of ranks."""
-        return len(self._base_ranks)
-
-    @property
     def left(self) -> list[int]:
         """The ranks that hold the state."""
-        return [rank for rank in self._base_ranks if rank not in self.gone]
+        return [rank for rank in self.world if rank not in self.gone]
 
     def incarnations(self) -> dict[int, int]:
         """The procs that are there."""
-        return dict(zip(self._base_ranks, (proc.incarnation for proc in self.root.procs), strict=True))
+        return {rank: proc.incarnation for rank, proc in self._procs().items()}
+
+    def _procs(self) -> dict[int, ProcRef]:
+        return dict(zip(self._root.region.base_ranks(), self._root.procs, strict=True))
 
     def ask(self, ranks: Iterable[int], method: str, *arguments: Any, **options: Any) -> dict[int, Any]:
         """Call a method of `RankHealing` on some ranks, all at once; return the answers.
@@ -82,54 +86,73 @@ class Ranks:
         Raises:
             RankLost: one did not answer.
         """
-        each = dict.fromkeys(ranks, (arguments, options))
-        return self.ask_each("heal", {rank: ((method, *given), opts) for rank, (given, opts) in each.items()})
+        return self.begin_asking(ranks, method, *arguments, **options)()
+
+    def begin_asking(
+        self, ranks: Iterable[int], method: str, *arguments: Any, **options: Any
+    ) -> Callable[[], dict[int, Any]]:
+        """Call likewise; return what waits for the answers."""
+        given = (method, *arguments), options
+        return self._begin([(rank, self._workers, "heal", given) for rank in ranks], None)
 
     def ask_each(
-        self,
-        method: str,
-        calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]],
-        timeout_s: float | None = None,
-        *,
-        control: bool = False,
+        self, method: str, calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]], timeout_s: float | None = None
     ) -> dict[int, Any]:
-        """Call an endpoint of some workers, or control actors, with arguments of their own; return the answers.
+        """Call an endpoint of some workers with arguments of their own; return the answers.
 
         Raises:
             RankLost: one did not answer; the others have.
         """
-        mesh: ActorMesh[Any] = self._control if control else self._workers
-        futures = {}
-        answers: dict[int, Any] = {}
-        failed: dict[int, BaseException] = {}
-        for rank, (arguments, options) in calls.items():
-            one = mesh.slice(procs=self._base_ranks.index(rank))
-            try:
-                futures[rank] = getattr(one, method).options(timeout=timeout_s).call_one(*arguments, **options)
-            except MonarchError as error:
-                failed[rank] = error
-        if not control:
-            for future in futures.values():
-                future.add_done_callback(self._free_others)
-        for rank, future in futures.items():
-            problem = future.exception()
-            if problem is None:
-                answers[rank] = future.result()
-            else:
-                failed[rank] = problem
-        for rank, problem in failed.items():
-            if isinstance(problem, (SupervisionError, CallTimeout)):
-                self.gone[rank] = problem
-        if failed:
-            first = min(failed)
-            raise RankLost(f"rank {first} in {method}: {failed[first]}") from failed[first]
-        return answers
+        return self._begin([(rank, self._workers, method, given) for rank, given in calls.items()], timeout_s)()
 
-    def _free_others(self, done: Future[Any]) -> None:
+    def _begin(
+        self, calls: list[tuple[int, ActorMesh[Any], str, Any]], timeout_s: float | None, ended: int | None = None
+    ) -> Callable[[], dict[int, Any]]:
+        """Call endpoints of ranks, of workers or control actors; return what waits for the workers' answers.
+
+        Args:
+            calls: ranks, their actors, endpoints and arguments.
+            timeout_s: longest wait.
+            ended: the epoch whose collectives end if one fails; None for that of this attempt.
+        """
+        futures: list[tuple[int, str, Future[Any], bool]] = []
+        failed: dict[int, tuple[str, BaseException]] = {}
+        free = partial(self._free_others, self._engine.epoch if ended is None else ended)
+        for rank, mesh, method, (arguments, options) in calls:
+            one = mesh.slice(procs=self._places[rank])
+            try:
+                future = getattr(one, method).options(timeout=timeout_s).call_one(*arguments, **options)
+            except MonarchError as error:
+                failed[rank] = method, error
+                continue
+            futures.append((rank, method, future, mesh is self._control))
+            if mesh is not self._control:
+                future.add_done_callback(free)
+
+        def wait() -> dict[int, Any]:
+            answers: dict[int, Any] = {}
+            for rank, method, future, of_control in futures:
+                problem = future.exception()
+                if problem is not None:
+                    failed.setdefault(rank, (method, problem))
+                elif not of_control or rank not in answers:
+                    answers[rank] = future.result()
+            for rank, (_, problem) in failed.items():
+                if isinstance(problem, (SupervisionError, CallTimeout)):
+                    self.gone[rank] = problem
+            if failed:
+                first = min(failed)
+                method, problem = failed[first]
+                raise RankLost(f"rank {first} in {method}: {problem}") from problem
+            return answers
+
+        return wait
+
+    def _free_others(self, epoch: int, done: Future[Any]) -> None:
         """End the collectives of ranks that may wait for one that has failed; on the driver."""
         problem = done.exception()
         if problem is not None:
-            self._abort(f"a rank was lost while its mesh was healed: {problem}")
+            self._abort(f"a rank was lost while its mesh was healed: {problem}", epoch)
 
     def fence(self, cause: str, *, stacks: bool) -> dict[int, RankStatus]:
         """Have all ranks that live stop, and begin the next epoch; return how far they have come.
@@ -146,24 +169,24 @@ class Ranks:
         for rank, incarnation in self.whole.items():
             if now[rank] != incarnation:
                 self.gone[rank] = DeviceMeshError(engine.name, "died", rank, "its proc was started again")
-        self.places = self._each_of("place", self.left, (), control=True) if stacks else {}
-        self._each_of("abort", self.left, (cause,), control=True)
-        statuses = self._statuses()
+        self.places = self._each_of("place", self.left, (), of_control=True) if stacks else {}
+        statuses = self._statuses(cause)
         for rank, error in list(self.gone.items()):
             if isinstance(error, CallTimeout):
-                self._each_of("leave", [rank], (), control=True)
+                self._each_of("leave", [rank], (), of_control=True)
                 self.gone[rank] = error
         return statuses
 
-    def _statuses(self) -> dict[int, RankStatus]:
+    def _statuses(self, cause: str) -> dict[int, RankStatus]:
         """Have ranks stop; wait for those that execute further operations meanwhile, as others have left them."""
         before = dict(self.places)
         statuses: dict[int, RankStatus] = {}
-        left = self.left
+        left, epoch = self.left, self._engine.epoch
         while left:
-            statuses.update(self._each_of("heal", left, ("status", self._engine.epoch)))
+            aborts = cause, epoch - 1
+            statuses.update(self._each_of("heal", left, ("status", epoch), aborts=aborts))
             late = [rank for rank in left if isinstance(self.gone.get(rank), CallTimeout)]
-            now: dict[int, WorkerPlace] = self._each_of("place", late, (), control=True)
+            now: dict[int, WorkerPlace] = self._each_of("place", late, (), of_control=True)
             left = [rank for rank in late if rank in now and now[rank].seq != getattr(before.get(rank), "seq", None)]
             for rank in left:
                 del self.gone[rank]
@@ -171,15 +194,33 @@ class Ranks:
         return statuses
 
     def _each_of(
-        self, method: str, ranks: Iterable[int], arguments: tuple[Any, ...], *, control: bool = False
+        self,
+        method: str,
+        ranks: Iterable[int],
+        arguments: tuple[Any, ...],
+        *,
+        of_control: bool = False,
+        aborts: tuple[str, int] | None = None,
     ) -> dict[int, Any]:
-        """Call some ranks; return the answers of those that give one."""
+        """Call some ranks; return the answers of those that give one.
+
+        Args:
+            method: of the workers.
+            ranks: the ranks.
+            arguments: its arguments.
+            of_control: whether it is one of the control actors.
+            aborts: the cause and the epoch whose collectives are ended with it, so that workers come to answer.
+        """
         found: dict[int, Any] = {}
         asked = list(ranks)
+        mesh: ActorMesh[Any] = self._control if of_control else self._workers
         while asked:
-            calls: dict[int, Any] = {rank: (arguments, {}) for rank in asked}
+            calls: list[Any] = (
+                [] if aborts is None else [(rank, self._control, "abort", (aborts, {})) for rank in asked]
+            )
+            calls += [(rank, mesh, method, (arguments, {})) for rank in asked]
             try:
-                return {**found, **self.ask_each(method, calls, self._timeout_s, control=control)}
+                return {**found, **self._begin(calls, self._timeout_s, None if aborts is None else aborts[1])()}
             except RankLost as error:
                 kept = [rank for rank in asked if rank not in self.gone]
                 if len(kept) == len(asked):
@@ -187,24 +228,44 @@ class Ranks:
                 asked = kept
         return found
 
-    def meet(self, specs: list[tuple[int, Any]], meshes: list[int], at: tuple[int, int]) -> None:
-        """Have all ranks make their process groups anew; arguments as of `TensorWorker.join`."""
-        ranks, epoch = self._base_ranks, self._engine.epoch
-        addresses = {rank: self._address(rank) for rank in ranks}
-        self.ask_each("begin", {rank: ((epoch,), {}) for rank in ranks}, control=True)
-        self.ask_each("join", {rank: ((specs, meshes, epoch, addresses, at), {}) for rank in ranks})
+    def revive(self, policy: Sequence[str], timeout_s: float | None) -> dict[int, str]:
+        """Start dead procs again; return those for which there is no way, with the cause.
 
-    def _address(self, rank: int) -> str:
-        from monarch_hpc.transport.address import parse_address
+        Raises:
+            RankLost: one has died that was there in this attempt, and was started again.
+        """
+        dead: dict[int, str] = {}
+        if policy:
+            try:
+                self._root.heal(policy, timeout_s)
+            except MeshDied as error:
+                ranks = tuple(self._root.region.base_ranks())
+                dead = {ranks[place]: text_of(problem) for place, problem in error.failures.items()}
+        else:
+            dead = {rank: text_of(error) for rank, error in self.gone.items()}
+        now = self.incarnations()
+        for rank in self.left:
+            if now[rank] != self.whole[rank] or rank in dead:
+                self.gone[rank] = DeviceMeshError(self._engine.name, "died", rank, "it died while others were started")
+                raise RankLost(f"rank {rank} died while others were started")
+        return dead
 
-        proc = self.root.procs[self._base_ranks.index(rank)]
-        return str(parse_address(proc.addresses[0])[0])
+    def addresses(self, ranks: Iterable[int]) -> dict[int, str]:
+        """The IP addresses of ranks."""
+        procs = self._procs()
+        return {rank: str(parse_address(procs[rank].addresses[0])[0]) for rank in ranks}
+
+    def leave_out(self, ranks: Iterable[int]) -> None:
+        """Go on without some ranks for good."""
+        left_out = set(ranks)
+        self.world = tuple(rank for rank in self.world if rank not in left_out)
+        self._root = self._root._viewing(flat_region(self.world))
 
     def watch(self, ranks: Iterable[int]) -> None:
         """Learn when ranks die, or stop by themselves."""
         for rank in ranks:
             self._unwatched.discard(rank)
-            future = self._control.slice(procs=self._base_ranks.index(rank)).watch.call_one()
+            future = self._control.slice(procs=self._places[rank]).watch.call_one()
             future.add_done_callback(partial(self._note_end, rank))
 
     def _note_end(self, rank: int, done: Future[Any]) -> None:
@@ -224,7 +285,7 @@ class Ranks:
         if engine.broken is None or engine.broken is self._surveyed or engine.broken.kind != "diverged":
             return
         with contextlib.suppress(MonarchError):
-            self._each_of("place", self._base_ranks, (), control=True)
+            self._each_of("place", self.world, (), of_control=True)
         dead = {rank: error for rank, error in self.gone.items() if isinstance(error, ActorDied)}
         if dead:
             engine.broken = None
@@ -234,6 +295,6 @@ class Ranks:
     def mended(self) -> None:
         """Go on with all ranks, of which some were started again."""
         now = self.incarnations()
-        self.watch([rank for rank in self._base_ranks if rank in self._unwatched or now[rank] != self.whole[rank]])
+        self.watch([rank for rank in self.world if rank in self._unwatched or now[rank] != self.whole[rank]])
         self.whole = now
         self.gone.clear()

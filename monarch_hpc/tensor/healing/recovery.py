@@ -17,13 +17,17 @@ from monarch_hpc.tensor.healing.decision import Position, TornError, decide, obs
 from monarch_hpc.tensor.healing.ranks import RankLost, Ranks
 from monarch_hpc.tensor.healing.sources import KeptParts
 from monarch_hpc.tensor.healing.training import OptimizerSnapshot, follow_optimizers
-from monarch_hpc.tensor.stream.engine import TensorEngine, View
+from monarch_hpc.tensor.stream.engine import TensorEngine
 from monarch_hpc.tensor.stream.holdings import RankStatus
+from monarch_hpc.tensor.stream.issue_log import IssueLog, LoggedFrame
 from monarch_hpc.tensor.stream.records import COMMIT
 from monarch_hpc.tensor.stream.sites import line_of
 from monarch_hpc.tensor.stream.step_frame import begin_step, end_step
+from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["Recovery"]
+
+_HEALED = ("died", "diverged", "stuck")
 
 
 class Recovery:
@@ -44,6 +48,8 @@ class Recovery:
         num_heals: number of heals.
         begun_s: when the heals of the last hour began.
         sources: parts of tensors that the program has distributed.
+        log: what was issued since the last commit; None if nothing is issued again.
+        goes_on: whether the decision is to issue again what was lost, so that the program need not go back.
         unloaded: by rank, numbers of values that are to be loaded from a checkpoint, and have no contents until then.
     """
 
@@ -58,6 +64,8 @@ class Recovery:
         self.begun_s: deque[float] = deque()
         self.sources = KeptParts(engine.config.kept_bytes)
         self.unloaded: dict[int, set[int]] = {}
+        self.log: IssueLog | None = None
+        self.goes_on = False
         self._issued = 0
         self._seen = (0, 0)
         self._steps = {0: 0}
@@ -116,10 +124,13 @@ class Recovery:
         self._steps[self._issued] = self._steps[self._issued - 1] + num_steps
         self._committed_at, self._num_harmless = self._engine.num_issued, 0
         self._fresh.clear()
+        if self.log is not None:
+            graded = (leaf.number for leaf in self._graded if leaf.has_grad)
+            self.log.note_commit(self._issued, self._committed_at, graded)
 
     def covers(self, view: View) -> bool:
         """Whether steps on the ranks of a view are versions."""
-        return view.mesh > 0 and len(view.ranks) == self.ranks.num_ranks
+        return view.mesh > 0 and len(view.ranks) == self._engine.num_ranks
 
     def note_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Note the states of optimizers before a captured step in which each makes a version."""
@@ -184,7 +195,7 @@ class Recovery:
 
         After it, `TensorEngine.broken` says what has happened, as a fact.
         """
-        with self._deciding:
+        with self._engine.lock, self._deciding:
             if self._decided or self._engine.broken is None:
                 return
             self._decided = True
@@ -195,7 +206,7 @@ class Recovery:
 
     def decide(self) -> None:
         """Fence all ranks that live, and bring them to one version; again if one dies meanwhile."""
-        for _ in range(self.ranks.num_ranks):
+        for _ in self.ranks.world:
             with contextlib.suppress(RankLost):
                 self._decide_once()
                 return
@@ -213,15 +224,35 @@ class Recovery:
         except TornError as error:
             self._give_up("torn", str(error), error)
             return
-        marks = self.ranks.ask(statuses, "roll", version, again=False)
+        why = "" if self.log is None else self.log.obstacle(version, self._engine.unsent)
+        self.goes_on = self.log is not None and not why and broken.kind in _HEALED
+        marks = self.ranks.ask(statuses, "roll", version, again=self.goes_on)
         self.mark = max(marks.values())
+        if self.goes_on:
+            assert self.log is not None
+            self.known, self.lost_leaves = version, self.log.graded_at(version)
+            self._describe(broken, statuses, version)
+            return
+        self._take_back(version)
+        self._describe(broken, statuses, version, f"; it is not healed by itself, because {why}" if why else "")
+
+    def _take_back(self, version: int) -> None:
+        """Note that the program goes back to *version*, and bring what it keeps there."""
         if self._seen[0] < version and self._steps.get(self._seen[0]) == self._steps[version]:
             self._seen = version, 0  # no step in between, which a program would read the loss of
         self.obstacle = self.obstacle or obstacle_to_repeating(  # of the first decision: it has taken the program back
             Position(self._issued, *self._seen, self._backwards, self._changes), version
         )
         self._go_back(version)
-        self._describe(broken, statuses, version)
+
+    def go_back(self) -> None:
+        """Have the program go back after all: what was lost cannot be issued again."""
+        self.goes_on = False
+        self._take_back(self.known)
+
+    def to_issue_again(self) -> list[LoggedFrame] | None:
+        """What the ranks have to execute again; None if the program goes back."""
+        return self.log.since(self.known) if self.goes_on and self.log is not None else None
 
     def _go_back(self, version: int) -> None:
         """Bring what the program keeps to *version*."""
@@ -237,7 +268,7 @@ class Recovery:
         self._backwards, self._changes, self._in_step = {}, {}, False
         self._seen = min(self._seen, (version, 0))
 
-    def _describe(self, broken: Any, statuses: dict[int, RankStatus], version: int) -> None:
+    def _describe(self, broken: Any, statuses: dict[int, RankStatus], version: int, note: str = "") -> None:
         """Replace the error by one that states what has happened."""
         engine, kind, rank, cause = self._engine, broken.kind, broken.rank, broken.cause
         host, lines, origin = broken.host, broken.last_lines, broken.__cause__
@@ -256,7 +287,7 @@ class Recovery:
             if kind == "diverged" and rank < 0:
                 rank, cause = stopped, status.cause
         shown = stacks if kind == "stuck" else {}
-        engine.broken = DeviceMeshError(engine.name, kind, rank, cause, host, lines, version, shown)
+        engine.broken = DeviceMeshError(engine.name, kind, rank, cause + note, host, lines, version, shown)
         engine.broken.__cause__ = origin
 
     def _give_up(self, kind: str, cause: str, origin: BaseException | None = None) -> None:
@@ -289,10 +320,15 @@ class Recovery:
         """Go on: the ranks are whole again."""
         self._decided = self.is_begun = False
         self.num_heals += 1
+        if self.goes_on:
+            self.goes_on = False
+            return
         self._seen = self._issued, 0
         self.known = self._issued
         self._committed_at, self._num_harmless = self._engine.num_issued, 0
         self.obstacle = ""
+        if self.log is not None:
+            self.log.restart(self._issued, self._committed_at, self.lost_leaves)
 
 
 def _recovery_of(view: View) -> Recovery | None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from monarch_hpc.tensor.local.turns import Turns
-from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 
 __all__ = ["LocalGroups", "Meetings"]
 
@@ -279,10 +279,11 @@ class LocalGroups(Groups):
         self._meetings = meetings
         self.offset = rank
 
-    def abort(self, cause: str) -> None:
-        """End the collectives under way and all to come; from any thread."""
+    def abort(self, cause: str, _epoch: int | None = None) -> bool:
+        """End the collectives under way and all to come, of the only epoch; from any thread."""
         self.cause = self._meetings.cause = cause
         self._meetings.turns.wake()
+        return True
 
     def store(self, rank: int, prefix: str) -> Any:
         """A rendezvous whose keys begin with *prefix*."""

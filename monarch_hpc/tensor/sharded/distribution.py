@@ -14,6 +14,7 @@ from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
 from monarch_hpc.tensor.sharded.mesh import Mesh
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, place_dims, shard_slices
+from monarch_hpc.tensor.stream.holdings import Box
 from monarch_hpc.tensor.stream.records import PUT, Ref
 
 __all__ = ["distribute"]
@@ -60,28 +61,27 @@ def distribute(tensor: torch.Tensor, mesh: Mesh, sharding_spec: ShardingSpec | N
 
 def _send_shards(
     mesh: Mesh, value: torch.Tensor, dims: tuple[int, ...], names: list[str]
-) -> tuple[int, dict[int, Any]]:
+) -> tuple[int, dict[Box, Any]]:
     """Send each rank its shard, ranks with the same one together.
 
     Returns:
-        The number under which all have it, and the shards by rank.
+        The number under which all have it, and the shards by where they are.
     """
     region, view = mesh._region, mesh._view
     engine, extent = view.engine, region.extent
     operations: Any = view.operations
     number = -1
-    parts: dict[int, Any] = {}
+    parts: dict[Box, Any] = {}
     with engine.lock:
         for rank in range(len(region)):
             point = extent.point(rank)
             if any(point[name] for name in extent.names if name not in names):
                 continue  # has the same shard as the rank at 0 there
             place = [point[name] for name in extent.names]
-            part = value[shard_slices(value.shape, dims, extent.shape, place)].clone(
-                memory_format=torch.contiguous_format
-            )
+            slices = shard_slices(value.shape, dims, extent.shape, place)
+            part = value[slices].clone(memory_format=torch.contiguous_format)
             target = operations.view_at(region.slice(**{name: point[name] for name in names}))
-            parts.update(dict.fromkeys(target.ranks, part))
+            parts[tuple((one.start, one.stop) for one in slices)] = part
             if number < 0:
                 number = engine.emit(target, [PUT, -2, -1], 1, part)
             else:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils._pytree import tree_map
 
-from monarch_hpc.core.arguments import check_flag, check_instance, check_number
-from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.mesh.current import hosts as own_hosts
+from monarch_hpc.core.arguments import check_flag, check_instance, check_number, shown
+from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.active import capture_on
-from monarch_hpc.tensor.opening import recovery_of, sharded_view_of
+from monarch_hpc.tensor.opening import is_whole, recovery_of, sharded_view_of
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.infer import tensors_in
@@ -25,15 +24,14 @@ from monarch_hpc.tensor.remote_functions import Remote
 from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
 from monarch_hpc.tensor.sharded.communication import Communication
 from monarch_hpc.tensor.sharded.memory import MemoryRow, held_tensors
+from monarch_hpc.tensor.sharded.procs import arranged, started
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, extent_of, place_dims, size_of
-from monarch_hpc.tensor.stream.engine import View
+from monarch_hpc.tensor.stream.view import View
 
 if TYPE_CHECKING:
     from monarch_hpc.tensor.training.checkpoint import Saving
 
 __all__ = ["Mesh"]
-
-_PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor")
 
 
 class Mesh:
@@ -46,9 +44,12 @@ class Mesh:
         procs: procs to use instead, row by row.
         commit: whether each step of an optimizer on tensors of the whole mesh is a version, to which `heal` can return;
             without it, a mesh that has lost a rank is over.
+        on_loss: ``raise`` raises a `DeviceMeshError` where the mesh has lost a rank; ``heal`` heals it there, and has
+            the ranks execute again what was issued since the version, so that the program sees a pause only. Where that
+            is not possible, the error says why.
 
     Attributes:
-        procs: the procs, with the dimensions of the mesh.
+        procs: the procs, with the dimensions of the mesh; fewer after a heal that has left ranks out.
 
     Raises:
         TypeError: an argument is of another type, or both *hosts* and *procs* are given.
@@ -63,6 +64,7 @@ class Mesh:
         hosts: HostMesh | None = None,
         procs: ProcMesh | None = None,
         commit: bool = True,
+        on_loss: Literal["raise", "heal"] = "raise",
     ) -> None:
         if procs is not None and hosts is not None:
             raise TypeError("Mesh of hosts= and procs=: give one")
@@ -74,13 +76,19 @@ class Mesh:
             extent = extent_of(procs.region.extent.shape, mesh_dim_names or procs.region.extent.names)
         else:
             extent = extent_of(shape, mesh_dim_names)
-        self.procs = _started(extent, hosts) if procs is None else _arranged(procs, extent)
+        self.procs = self._owned = started(extent, hosts) if procs is None else arranged(procs, extent)
         self._commits = check_flag("commit", commit)
+        if on_loss not in ("raise", "heal"):
+            raise ValueError(f"on_loss is {shown(on_loss)}; it is 'raise' or 'heal'")
+        if on_loss == "heal" and not commit:
+            raise ValueError("on_loss='heal' needs versions to go back to: leave out commit=False")
+        self._heals = on_loss == "heal"
 
     @classmethod
     def _of(cls, procs: ProcMesh) -> Self:
         made = cls.__new__(cls)
-        made.procs, made._commits = procs, False
+        made.procs = made._owned = procs
+        made._commits = made._heals = False
         return made
 
     # ---- shape ----
@@ -103,9 +111,12 @@ class Mesh:
     def _view(self) -> View:
         view = sharded_view_of(self.procs)
         engine = view.engine
-        is_all = len(view.ranks) == len(self.procs.root.region)
-        if self._commits and is_all and engine.recovery is None and not engine.unhealable:
+        if self._commits and is_whole(view) and engine.recovery is None and not engine.unhealable:
             recovery_of(self.procs)
+        if self._heals and engine.log is None and engine.recovery is not None:
+            from monarch_hpc.tensor.healing.automatic import heal_by_itself  # it heals what this module makes
+
+            heal_by_itself(view, recovery_of(self.procs))
         return view
 
     def size(self, dim: str | None = None) -> int:
@@ -323,7 +334,7 @@ class Mesh:
     def begin_version(self) -> None:
         """Issue what `commit` does, without waiting, if tensors of this mesh have versions."""
         view = self._view
-        if view.engine.recovery is not None and len(view.ranks) == len(self.procs.root.region):
+        if view.engine.recovery is not None and is_whole(view):
             recovery_of(self.procs).commit(view, num_steps=0)
 
     def commit(self) -> None:
@@ -340,38 +351,22 @@ class Mesh:
         recovery_of(self.procs).commit(self._view, num_steps=0)
         self.sync()
 
-    def heal(self, *, rewind: bool = False, checkpoint: Callable[[Mesh], object] | None = None) -> Mesh:
+    def heal(
+        self,
+        policy: str | Sequence[str] = ("respawn", "spares", "shrink"),
+        timeout: float | None = None,
+        *,
+        rewind: bool = False,
+        checkpoint: Callable[[Mesh], object] | None = None,
+    ) -> Mesh:
         """Bring this mesh back after a `DeviceMeshError`; see `monarch_hpc.distributed.heal_mesh`."""
         from monarch_hpc.tensor.healing.heal import heal_mesh  # it heals what this module makes
 
-        return heal_mesh(self, rewind=rewind, checkpoint=checkpoint)
+        return heal_mesh(self, policy, timeout, rewind=rewind, checkpoint=checkpoint)
 
     def stop(self, reason: str = "") -> None:
-        """End the procs; see `ProcMesh.stop`."""
-        self.procs.stop(reason).get()
-
-
-def _started(extent: Extent, hosts: HostMesh | None) -> ProcMesh:
-    """Procs for the mesh, evenly on all hosts."""
-    found = own_hosts() if hosts is None else hosts
-    check_instance("hosts", found, HostMesh, "a mesh of hosts, as monarch_hpc.hosts() returns it")
-    num = len(found)
-    if len(extent) % num:
-        raise ValueError(f"{extent} has {len(extent)} ranks, which {num} hosts cannot share evenly: slice the hosts")
-    procs = found.flatten("hosts").spawn_procs({"procs": len(extent) // num}, preload=_PRELOADED)
-    return _arranged(procs, extent)
-
-
-def _arranged(procs: ProcMesh, extent: Extent) -> ProcMesh:
-    """The procs with the dimensions of the mesh."""
-    if procs.region.extent == extent:
-        return procs
-    if len(procs.region) != len(extent):
-        raise ValueError(f"shape {extent.shape} has {len(extent)} ranks, but there are {len(procs.region)} procs")
-    parts: dict[str, Any] = {"procs": extent.names}
-    if len(extent.names) > 1:
-        parts.update(extent.to_dict())
-    return procs.flatten("procs").split(**parts)
+        """End the procs, those that a heal has left out too; see `ProcMesh.stop`."""
+        self._owned.stop(reason).get()
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -16,8 +17,8 @@ from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.reading import read_values, reread
 from monarch_hpc.tensor.sharded.calls import call_by_name, contiguous_strides, derived
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, even_shard_shape, place_dims
-from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import Ref
+from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["ShardedOperations"]
 
@@ -93,7 +94,10 @@ class ShardedOperations(MeshOperations):
     ) -> Future[Any]:
         place = {**dict.fromkeys(view.region.extent, 0), **place}
         future = read_values(view, place, [number], lambda v: finish(v[0]), source)
-        view.dead.append(number)
+        if view.engine.log is None:
+            view.dead.append(number)
+        else:  # not before it is read: maybe again, from a mesh that was healed meanwhile
+            weakref.finalize(future, view.dead.append, number)
         return future
 
     # ---- what differs from tensors with a value for each rank ----

@@ -10,75 +10,36 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import RLock
 from typing import Any
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.sections.tensor import TensorConfig
-from monarch_hpc.core.errors import ActorDied, DeviceMeshError, SupervisionError
+from monarch_hpc.core.errors import DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Region
-from monarch_hpc.core.text.description import text_of
-from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.tensor.ops.meta import TensorOperations
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
-from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, first_to_differ, is_reached
+from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, is_reached
+from monarch_hpc.tensor.stream.issue_log import LoggedFrame
+from monarch_hpc.tensor.stream.mesh_state import MeshState
 from monarch_hpc.tensor.stream.records import FREE, HALTED
 from monarch_hpc.tensor.stream.sites import Site, SiteLines, site_here
 from monarch_hpc.tensor.stream.templates import TemplateTable
-from monarch_hpc.tensor.stream.versions import Versions
+from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.worker.report import OpFailure
 
-__all__ = ["TensorEngine", "View"]
+__all__ = ["TensorEngine"]
 
 
-class View:
-    """Ranks of an engine on which tensors live, and the actors there.
-
-    Args:
-        engine: the engine of the procs.
-        region: the ranks, in the mesh of procs.
-        workers: their workers.
-        operations: what is done with tensors of this view.
-
-    Attributes:
-        dead: numbers of values to free.
-        entries: what is known of operations by cache key, see `tensor.ops.dispatch`.
-        mesh: number of the template that describes a mesh with sharded tensors; 0 if each rank has values of its own.
-    """
-
-    __slots__ = ("__weakref__", "dead", "engine", "entries", "mesh", "operations", "ranks", "region", "workers")
-
-    def __init__(
-        self, engine: TensorEngine, region: Region, workers: ActorMesh[Any], operations: TensorOperations
-    ) -> None:
-        self.engine = engine
-        self.region = region
-        self.workers = workers
-        self.operations = operations
-        self.dead: deque[int] = deque()
-        self.entries: dict[tuple[Any, ...], Any] = {}
-        self.mesh = 0
-        self.ranks = tuple(region.base_ranks())
-
-    @property
-    def name(self) -> str:
-        """The mesh of procs in messages."""
-        return self.engine.name
-
-
-class TensorEngine:
+class TensorEngine(MeshState):
     """Issues records to the workers of one mesh of procs; for any thread.
 
     Args:
         name: the mesh of procs in messages.
         config: limits.
-        abort: ends the collectives of the ranks that live; takes the cause.
+        abort: ends the collectives of the ranks that live; takes the cause, and the epoch.
 
-    Attributes:
+    Attributes, beside those of `MeshState`:
         key: identifies the engine on the ranks.
-        lock: held while a record is added.
         ints: the records of the frame that is being filled.
         sites: the lines that issued its operations.
         view: where the frame goes.
@@ -86,19 +47,14 @@ class TensorEngine:
         next_value: number of the next value.
         recorder: takes each frame that is sent while a step is captured.
         site_log: collects the lines of all frames, with the number of the first operation; None if nobody asks.
-        epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
-        broken: why no operation can be issued; None if they can.
-        recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
         templates: descriptions of operations, which the ranks get once.
         num_loans: number of loans that operations are checked for, see `streams.loans`.
-        unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
-        survey: asks without versions which rank has died, where others have only missed it in a collective.
         step_begun: positions in `ints` and `sites` where an optimizer's step began, if the frame is held back for it.
     """
 
-    def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str], None]) -> None:
-        self.key, self.name, self.config = key, name, config
-        self.lock = RLock()
+    def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str, int], None]) -> None:
+        super().__init__(name, abort)
+        self.key, self.config = key, config
         self.ints: list[int] = []
         self.sites: list[Site] = []
         self.view: View | None = None
@@ -106,20 +62,15 @@ class TensorEngine:
         self.next_value = 1
         self.views: dict[tuple[Region, bool], View] = {}
         self.failures = Failures(config.keep_errors)
-        self.broken: DeviceMeshError | None = None
         self.recorder: FrameRecorder | None = None
         self.site_log: list[tuple[int, list[Site]]] | None = None
-        self.recovery: Versions | None = None
-        self.unhealable = ""
-        self.epoch = self.num_loans = 0
-        self.survey: Callable[[], None] = lambda: None
+        self.num_loans = 0
         self.step_begun: tuple[int, int] | None = None
         self.templates, self._lines = TemplateTable(), SiteLines()
-        self._abort = abort
         self._base, self._objects = 0, list[Any]()
         self._frames: deque[Sequenced] = deque()
         self._num_unacked = self._num_holds = 0
-        self._armed, self._io = False, current_runtime().engine
+        self._armed = False
         ENGINES.add(self)
 
     @property
@@ -132,7 +83,7 @@ class TensorEngine:
     def use(self, view: View) -> None:
         """Fill a frame for *view*; the caller holds the lock."""
         if self.broken is not None:
-            raise self.failure()
+            self.check()
         if self.view is not view:
             if self.ints:
                 self.send()
@@ -238,19 +189,28 @@ class TensorEngine:
 
     def send(self, *, waits: bool = True) -> None:
         """Send the frame, which is not empty; the caller holds the lock."""
-        view, sites, data = self.view, self.sites, array("q", self.ints).tobytes()
+        view, sites, ints, objects = self.view, self.sites, self.ints, self._objects
         assert view is not None
         if self.recorder is not None:
-            self.recorder.add(view, self.ints, self._objects, sites)
+            self.recorder.add(view, ints, objects, sites)
         if self.site_log is not None:
             self.site_log.append((self._base, sites))
-        frame, lines = Sequenced(self._base, sites, self.epoch), self._lines.of(sites, view.ranks)
-        arguments = self._base, self.templates.take_new(), self._objects, data, view.mesh, self.epoch, lines
+        issued = LoggedFrame(view, self._base, ints, objects, sites)
         self._base += len(sites)
         self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
+        self.threshold = self.config.frame_ints
+        if self.log is not None:
+            self.log.add(issued)
+        self._post(issued, waits=waits)
+
+    def _post(self, issued: LoggedFrame, *, waits: bool) -> None:
+        """Send a frame to its ranks."""
+        view, base, ints, objects, sites = issued
+        frame, lines = Sequenced(base, sites, self.epoch), self._lines.of(sites, view.ranks)
+        data = array("q", ints).tobytes()
+        arguments = base, self.templates.take_new(), objects, data, view.mesh, self.epoch, lines
         self._num_unacked += len(sites)
         self._frames.append(frame)
-        self.threshold = self.config.frame_ints
         try:
             frame.future = view.workers.run.options(on_error="collect").call(*arguments)
         except BaseException as error:
@@ -282,21 +242,15 @@ class TensorEngine:
                     continue
                 self.failures.add(FailedOp(rank, frame.sites[failure[0] - frame.base], failure))
         if view.mesh and len({failed_seqs(answer) for _, answer in done.result()}) > 1:
-            self._part(view, done)
+            self._note_difference(view, done)
         if halted is not None:
             self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
+        if self.log is not None and self.broken is None:
+            self.log.note_done(self._frames[0].base if self._frames else frame.base + len(frame.sites))
         if not self._frames and self.step_begun is None and not self._num_holds:
             self.reset_threshold()
-
-    def _part(self, view: View, done: Future[Any]) -> None:
-        """Note that ranks of sharded tensors have failed in different operations, so that their values differ."""
-        reports = [answer for _, answer in done.result()]
-        if self.broken is not None or any(isinstance(answer, BaseException) for answer in reports):
-            return
-        rank, failure = first_to_differ(view.ranks, reports)
-        self._end("diverged", rank, f"it failed in {failure[1]}, and others did not: {failure[2]}: {failure[3]}")
 
     # ---- reads and ends ----
 
@@ -328,15 +282,17 @@ class TensorEngine:
         Raises:
             DeviceMeshError: a rank is gone.
         """
-        self.flush()
-        while self._frames:
-            future = self._frames[0].future
-            assert future is not None
-            future.exception()
-            # Its callback may still run, on the thread that drives the I/O.
-            self._io.wait(partial(self._is_gone, future), None)
-        if self.broken is not None:
-            raise self.failure()
+        while True:
+            self.flush()
+            while self._frames:
+                future = self._frames[0].future
+                assert future is not None
+                future.exception()
+                # Its callback may still run, on the thread that drives the I/O.
+                self._io.wait(partial(self._is_gone, future), None)
+            if self.broken is None:
+                break
+            self.check()
         if self.recovery is not None:
             self.recovery.release_all()
 
@@ -355,46 +311,24 @@ class TensorEngine:
         if unread is not None:
             raise unread
 
-    def lose(self, rank: int, error: BaseException | None) -> None:
-        """Note that *rank* is gone, and free the others, which may wait for it."""
-        if self.broken is not None or error is None:
-            return
-        cause = getattr(error, "cause", "") or text_of(error)
-        if isinstance(error, ActorDied):
-            self._end("died", rank, str(cause), error.host, error.last_lines)
-        else:
-            self._end("torn", rank, str(cause))
-        assert self.broken is not None
-        self.broken.__cause__ = error
+    @property
+    def unsent(self) -> LoggedFrame | None:
+        """What was issued and not sent; None if there is nothing."""
+        return LoggedFrame(self.view, self._base, self.ints, self._objects, self.sites) if self.view else None
 
-    def suspect(self, rank: int, cause: str) -> None:
-        """Note that *rank* executes nothing more, because others may have left it."""
-        if self.broken is None:
-            self._end("diverged", rank, cause)
+    def mended(self, again: Sequence[LoggedFrame] | None = None) -> None:
+        """Go on after a failure: what was under way will not be acknowledged.
 
-    def failure(self) -> DeviceMeshError:
-        """Why the mesh cannot go on; where this thread may wait, as a fact, for which the ranks are asked."""
-        if not self._io.driving:
-            (self.survey if self.recovery is None else self.recovery.settle)()
-        assert self.broken is not None
-        return self.broken.with_traceback(None)  # it is raised again and again
-
-    def mended(self) -> None:
-        """Go on after a failure: what was under way is dropped, and will not be acknowledged."""
+        Args:
+            again: what of it is issued again, before what is not sent yet; None if all of that is dropped, too.
+        """
         with self.lock:
-            self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
+            if again is None:
+                self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
             self._frames.clear()
             self._num_unacked = 0
             self.failures.forgive()
-            self.reset_threshold()
             self.broken = None
-
-    def forfeit(self, what: str) -> None:
-        """Keep no versions from here on: ranks hold *what*, which no version includes."""
-        with self.lock:
-            self.unhealable, self.recovery = self.unhealable or what, None
-
-    def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
-        self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)
-        self._abort(f"rank {rank} {kind}: {cause}")
-        self._io.wake_waiters()
+            for frame in again or ():
+                self._post(frame, waits=False)
+            self.reset_threshold()

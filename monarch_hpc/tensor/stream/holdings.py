@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["PARTIAL", "REPLICATED", "Held", "HeldPart", "MemoryTransfer", "RankStatus", "Reply", "WorkerPlace"]
+from monarch_hpc.tensor.stream.records import MeshSpec
+
+__all__ = [
+    "PARTIAL",
+    "REPLICATED",
+    "Box",
+    "Held",
+    "HeldPart",
+    "MemoryTransfer",
+    "PartTransfer",
+    "RankStatus",
+    "Reply",
+    "Restoring",
+    "WorkerPlace",
+]
+
+Box = tuple[tuple[int, int], ...]
+"""A part of a value: for each dimension, where it begins and ends."""
 
 REPLICATED = -1
 """Placement of a value along a dimension of its mesh: whole on each rank; a number from 0 on: sharded there."""
@@ -56,6 +73,7 @@ class HeldPart(NamedTuple):
         whole: shape and strides of the whole value.
         leaf: whether it is a leaf of autograd's graph that requires a gradient.
         written: whether it was written to since it was made.
+        inner: whether autograd's graph has led to it, whose history a heal drops.
     """
 
     storage: int
@@ -68,6 +86,7 @@ class HeldPart(NamedTuple):
     whole: tuple[tuple[int, ...], tuple[int, ...]]
     leaf: bool
     written: bool
+    inner: bool = False
 
 
 class Held(NamedTuple):
@@ -78,25 +97,91 @@ class Held(NamedTuple):
         failed: the operations that have spoilt values, by number of the value.
         storages: sizes of the memory in bytes.
         random: states of random numbers by number of the mesh.
+        meshes: the meshes that the values are sharded over, by number, as this rank knows them.
     """
 
     pieces: dict[int, HeldPart]
     failed: dict[int, int]
     storages: tuple[int, ...]
     random: dict[int, Any]
+    meshes: dict[int, MeshSpec]
 
 
 class MemoryTransfer(NamedTuple):
-    """Memory that one rank sends to another.
+    """Memory that one rank sends to another; or uses itself, where both are the same.
 
     Attributes:
         source: a rank.
         target: a rank.
         number: a value whose memory it is.
         num_bytes: its size.
+        place: that of the memory on the target, as `HeldPart.storage` there.
     """
 
     source: int
     target: int
     number: int
     num_bytes: int
+    place: int
+
+
+class PartTransfer(NamedTuple):
+    """A part of a value that one rank copies to another, whose own part it is in.
+
+    Attributes:
+        source: a rank.
+        target: a rank.
+        number: the value.
+        taken: the part, within that of the source.
+        put: the part, within that of the target.
+        place: of the target's memory, as `HeldPart.storage` there.
+    """
+
+    source: int
+    target: int
+    number: int
+    taken: Box
+    put: Box
+    place: int
+
+
+class Restoring(NamedTuple):
+    """What a rank does to go on with others in a healed mesh.
+
+    Attributes:
+        epoch: number of the attempt.
+        version: of the state.
+        mark: number of the first value that is younger.
+        addresses: IP addresses by rank.
+        present: ranks that take part in the attempt.
+        world: those of them that the mesh has afterwards.
+        specs: templates that the rank may not have.
+        meshes: numbers of those that describe meshes with sharded tensors.
+        memories: memory that ranks send each other, in an order that is the same on all.
+        parts: likewise, parts of values, after that.
+        pieces: values to rebuild here.
+        given: parts of values from the program: number, where it is in this rank's part, and the part.
+        blank: values to make here without contents, as they are on another rank.
+        failed: values to mark as failed here.
+        random: how far random numbers were drawn, see `ShardedOps.draws`.
+        dropped: values that other ranks have dropped already.
+        leaves: those whose gradients were computed before the version, and are lost.
+    """
+
+    epoch: int
+    version: int
+    mark: int
+    addresses: dict[int, str]
+    present: tuple[int, ...]
+    world: tuple[int, ...]
+    specs: list[tuple[int, Any]]
+    meshes: list[int]
+    memories: list[MemoryTransfer]
+    parts: list[PartTransfer]
+    pieces: dict[int, HeldPart]
+    given: list[tuple[int, Box, Any]]
+    blank: dict[int, HeldPart]
+    failed: dict[int, int]
+    random: dict[int, Any]
+    dropped: list[int]
+    leaves: list[int]

@@ -50,6 +50,12 @@ class TemplateTable:
         """The template with a number."""
         return self._specs[number]
 
+    def replace(self, key: Any, number: int, spec: Any) -> None:
+        """Give a template another key, and another content, which the ranks have got."""
+        self._numbers = {one: at for one, at in self._numbers.items() if at != number}
+        self._numbers[key] = number
+        self._specs[number] = spec
+
     def forget(self, key: Any) -> None:
         """Forget a template that no later record uses."""
         number = self._numbers.pop(key)

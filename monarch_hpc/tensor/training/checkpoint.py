@@ -17,8 +17,8 @@ from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.meta import Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import contiguous_strides
-from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import Ref
+from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.training.calls import Issued, held
 
 __all__ = ["Saving", "load", "save"]
@@ -94,6 +94,8 @@ def save(view: View, state: Mapping[str, Any], path: str | os.PathLike[str], *, 
         view, Issued("checkpoints.begin", [tree, where, timeout_s, background], refs, -2).issue(view), where
     )
     view.dead.append(number)
+    if view.engine.log is not None:
+        view.engine.log.note_once(view.engine.num_issued, "a checkpoint was saved")
     if not background:
         saving.wait()
     return saving

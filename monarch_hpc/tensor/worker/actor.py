@@ -16,7 +16,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.metrics import own_recorder
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.tensor.stream.holdings import Reply, WorkerPlace
+from monarch_hpc.tensor.stream.holdings import Reply, Restoring, WorkerPlace
 from monarch_hpc.tensor.stream.records import (
     FIRST_TEMPLATE,
     HALTED,
@@ -27,9 +27,9 @@ from monarch_hpc.tensor.stream.records import (
     ProgramSpec,
     TransferSpec,
 )
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.execution import Execution
-from monarch_hpc.tensor.worker.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.local import add_worker, reopen_worker, tell_stopped
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
@@ -261,7 +261,8 @@ class TensorWorker(Actor):
             if type(value) is Failure:
                 return self._reply("failed", value.root)
             with self._queue.entered():
-                found.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
+                own = getattr(value, "_local_tensor", value)  # of a whole value that a heal has taken over
+                found.append(own.detach().clone() if isinstance(own, torch.Tensor) else own)
         return self._reply("value", found)
 
     def _value(self, number: int) -> Any:
@@ -298,36 +299,27 @@ class TensorWorker(Actor):
         return getattr(self._healing, method)(*arguments, **options)
 
     @endpoint
-    def join(
-        self,
-        specs: list[tuple[int, Any]],
-        meshes: list[int],
-        epoch: int,
-        addresses: dict[int, str],
-        at: tuple[int, int],
-    ) -> None:
-        """Take templates, and meet the other ranks again; captured steps are forgotten.
+    def restore(self, order: Restoring) -> dict[int, bytes]:
+        """Meet the other ranks again, and go on with what *order* says; captured steps are forgotten.
 
-        Args:
-            specs: templates that a rank may not have.
-            meshes: numbers of those that describe meshes with sharded tensors.
-            epoch: number of this attempt.
-            addresses: IP addresses by rank.
-            at: version of the values, and the number from which on they are younger.
+        Returns:
+            Digests of this rank's parts of all values, by number.
         """
         for number in [number for number, one in self._templates.items() if type(one) is ReplayedProgram]:
             del self._templates[number]
-        self._define_all(specs)
+        self._define_all(order.specs)
         self._cause = ""
         reopen_worker(self._key)
-        self._healing.meet(epoch, addresses)
-        for mesh in meshes:  # in the same order on all ranks: each waits for the others of its groups
+        self._healing.meet(order)
+        for mesh in order.meshes:  # in the same order on all ranks: each waits for the others of its groups
+            if self._rank not in self._templates[mesh].ranks:
+                continue
             if mesh in self._shardings:
-                self._shardings[mesh].rejoin()
-            elif self._rank in self._templates[mesh].ranks:
+                self._shardings[mesh].rejoin(self._templates[mesh])
+            else:
                 self._sharding_of(mesh)
-        self._healing.begin(*at)
         self._effects = []
+        return self._healing.restore(order)
 
     # ---- copies for actors ----
 
@@ -375,9 +367,10 @@ class TensorWorker(Actor):
             "waited for their actors, see tensor.max_lent; wait for answers in between, or raise it"
         )
 
-    def abort(self, cause: str) -> None:
-        """End the collectives under way, and all to come; from any thread."""
-        self._groups.abort(cause)
+    def abort(self, cause: str, epoch: int | None = None) -> None:
+        """End the collectives of an epoch, or of this one, if there is no later one; from any thread."""
+        if not self._groups.abort(cause, epoch):
+            return
         with self._lending:
             self._cause = cause
             self._lending.notify_all()

@@ -25,9 +25,9 @@ class TensorControl(Actor):
     def __init__(self, key: int) -> None:
         self._key = key
         self._entries: dict[str, bytes] = {}
-        self._waiting: dict[str, list[ResponsePort]] = {}
+        self._waiting: list[tuple[list[str], ResponsePort]] = []
         self._cause = ""
-        self._epoch = 0
+        self._ended = -1
 
     @endpoint(explicit_response_port=True)
     def watch(self, port: ResponsePort) -> None:
@@ -42,9 +42,16 @@ class TensorControl(Actor):
     @endpoint
     def set(self, key: str, value: bytes) -> None:
         """Store an entry of a rendezvous, and answer those who wait for it."""
+        self._store(key, value)
+
+    @endpoint
+    def append(self, key: str, value: bytes) -> None:
+        """Store an entry, or more of it."""
+        self._store(key, self._entries.get(key, b"") + value)
+
+    def _store(self, key: str, value: bytes) -> None:
         self._entries[key] = value
-        for port in self._waiting.pop(key, ()):
-            port.send(value)
+        self._answer()
 
     @endpoint
     def add(self, key: str, amount: int) -> int:
@@ -54,14 +61,22 @@ class TensorControl(Actor):
         return number
 
     @endpoint(explicit_response_port=True)
-    def get(self, port: ResponsePort, key: str) -> None:
-        """Answer with an entry, as soon as it is there."""
-        if self._cause or int(key.partition("/")[0]) < self._epoch:
-            port.exception(RuntimeError(self._cause or "the mesh was healed meanwhile"))
-        elif key in self._entries:
-            port.send(self._entries[key])
-        else:
-            self._waiting.setdefault(key, []).append(port)
+    def get(self, port: ResponsePort, keys: list[str]) -> None:
+        """Answer with entries, of one epoch, as soon as all are there."""
+        if keys and _epoch_of(keys[0]) <= self._ended:
+            port.exception(RuntimeError(self._cause))
+            return
+        self._waiting.append((keys, port))
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer those whose entries are there."""
+        waiting, self._waiting = self._waiting, []
+        for keys, port in waiting:
+            if all(key in self._entries for key in keys):
+                port.send([self._entries[key] for key in keys])
+            else:
+                self._waiting.append((keys, port))
 
     @endpoint
     def has(self, keys: list[str]) -> bool:
@@ -69,20 +84,19 @@ class TensorControl(Actor):
         return all(key in self._entries for key in keys)
 
     @endpoint
-    def abort(self, cause: str) -> None:
-        """End the collectives under way on this rank, and all to come."""
-        self._cause = cause
-        for ports in self._waiting.values():
-            for port in ports:
+    def abort(self, cause: str, epoch: int) -> None:
+        """End the collectives of an epoch on this rank, with those of earlier ones; later ones are not touched."""
+        if epoch < self._ended:
+            return
+        self._cause, self._ended = cause, epoch
+        self._entries = {key: value for key, value in self._entries.items() if _epoch_of(key) > epoch}
+        waiting, self._waiting = self._waiting, []
+        for keys, port in waiting:
+            if _epoch_of(keys[0]) <= epoch:
                 port.exception(RuntimeError(cause))
-        self._waiting.clear()
-        end_worker(self._key, cause)
-
-    @endpoint
-    def begin(self, epoch: int) -> None:
-        """Let ranks meet again; those of an earlier epoch get no answers."""
-        self._cause, self._epoch = "", epoch
-        self._entries = {key: value for key, value in self._entries.items() if int(key.partition("/")[0]) >= epoch}
+            else:
+                self._waiting.append((keys, port))
+        end_worker(self._key, cause, epoch)
 
     @endpoint
     def leave(self) -> NoReturn:
@@ -91,3 +105,7 @@ class TensorControl(Actor):
 
     def __cleanup__(self, _error: BaseException | None) -> None:
         forget_worker(self._key)
+
+
+def _epoch_of(key: str) -> int:
+    return int(key.partition("/")[0])

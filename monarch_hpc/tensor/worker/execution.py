@@ -22,8 +22,8 @@ from monarch_hpc.tensor.stream.records import (
     TransferSpec,
 )
 from monarch_hpc.tensor.worker import gradients
-from monarch_hpc.tensor.worker.call_groups import CallGroups
-from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.collectives.call_groups import CallGroups
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.healing.update import Update
 from monarch_hpc.tensor.worker.local import wait_for_worker

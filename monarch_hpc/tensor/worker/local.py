@@ -24,8 +24,8 @@ __all__ = [
 class WorkerState(Protocol):
     """The part of a worker that other threads of its proc use."""
 
-    def abort(self, cause: str) -> None:
-        """End the collectives under way, and all to come; from any thread."""
+    def abort(self, cause: str, epoch: int) -> None:
+        """End the collectives of an epoch, if there is no later one; from any thread."""
         ...
 
     def place(self) -> WorkerPlace:
@@ -58,14 +58,14 @@ def add_worker(key: int, state: WorkerState) -> None:
         _changed.notify_all()
 
 
-def end_worker(key: int, cause: str) -> None:
+def end_worker(key: int, cause: str, epoch: int) -> None:
     """Wait no longer for a worker which may not be there yet, and end the collectives of one that is."""
     with _changed:
         _ended[key] = cause
         _changed.notify_all()
         state = _states.get(key)
     if state is not None:
-        state.abort(cause)
+        state.abort(cause, epoch)
 
 
 def when_stopped(key: int, tell: Callable[[tuple[int, str]], None]) -> None:

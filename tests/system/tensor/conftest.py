@@ -15,10 +15,8 @@ from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.core.ids import new_run_id
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import controlling, settle
-
-PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor")
-"""The modules that procs of a `Mesh` fork with: a worker that loads it itself takes two seconds for it."""
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.sharded import rules, trusted
 from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh
 from tests.system.tensor.samples import programs, words
@@ -146,12 +147,9 @@ class _Run:
         """Make new process groups: a rank that failed alone has left the others waiting in the old ones."""
         key = f"sweep{self._epoch}"
         self._epoch += 1
-        ranks = torch.arange(4).reshape(SHAPE)
         self.mesh = make_device_mesh(
-            ranks,
-            ("a", "b"),
+            MeshSpec(self._epoch, ("a", "b"), SHAPE, (0, 1, 2, 3), 0),
             self._rank,
-            key,
             lambda members: self._backend(members, key, _CHECK_S if self._trusts is None else _WAIT_S),
         )
         self.mode = rules.ShardedOps(self.mesh, 0, self._trusts)

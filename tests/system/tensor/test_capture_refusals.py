@@ -15,8 +15,8 @@ from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.distributed import Mesh, distribute
 from monarch_hpc.exceptions import RemoteOpError
 from monarch_hpc.tensor import inspect
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from torch import nn
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, distribute, heal_mesh
 from monarch_hpc.exceptions import DeviceMeshError
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 from tests.system.tensor.deaths import die, read_until_lost
 
 _STEPS = 6

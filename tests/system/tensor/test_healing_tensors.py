@@ -18,12 +18,13 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from benchmarks.grid_training import GridTraining
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, heal_mesh, module_to_mesh
 from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.tensor import inspect
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 from tests.system.tensor.deaths import die, read_until_lost
 
 STEPS = 6
@@ -43,40 +44,12 @@ def _nothing(_mesh: Mesh) -> None:
     """Does not disturb."""
 
 
-class Training:
-    """Some steps with dropout, batch norm, clipping and a schedule; the loop that everyone writes."""
+class Training(GridTraining):
+    """The loop that everyone writes."""
 
     def __init__(self, mesh: Mesh, *, captured: bool = False) -> None:
-        torch.manual_seed(1)
-        module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.25), nn.Linear(8, 3))
-        plan: dict[str, Any] = {"0.weight": ["tp", None], "0.bias": ["tp"], "4.weight": [None, "tp"]}
-        self.mesh = mesh
-        self.model = module_to_mesh(module, mesh, plan)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
-        torch.manual_seed(2)
-        self.batches = [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(STEPS)]
-        mesh.manual_seed(3)
-        mesh.commit()
+        super().__init__(mesh, STEPS, captured=captured)
         self.errors: list[DeviceMeshError] = []
-        self.on_ranks: Any = mesh.capture(self._on_ranks) if captured else self._on_ranks
-
-    def step(self, x: torch.Tensor, y: torch.Tensor, before_step: Callable[[Mesh], None] | None = None) -> float:
-        """One batch; its loss."""
-        rows, labels = (distribute(part, self.mesh, ["dp"]) for part in (x, y))
-        loss: Any = self.on_ranks(rows, labels, before_step)
-        self.schedule.step()
-        return float(loss.item())
-
-    def _on_ranks(self, rows: Any, labels: Any, before_step: Callable[[Mesh], None] | None) -> Any:
-        self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(rows), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
-        if before_step is not None:
-            before_step(self.mesh)
-        self.optimizer.step()
-        return loss
 
     def step_until_lost(self) -> None:
         """Steps, until a rank is missed."""
@@ -100,13 +73,6 @@ class Training:
                 self.errors.append(error)
                 assert heal_mesh(self.mesh) is self.mesh
         return losses
-
-    def state(self) -> list[torch.Tensor]:
-        """All parameters, buffers, and what the optimizer keeps."""
-        states = [self.optimizer.state.get(param, {}) for param in self.model.parameters()]
-        moments = [state[name] for state in states for name in sorted(state)]
-        tensors = [*self.model.parameters(), *self.model.buffers(), *moments]
-        return [one.full_tensor().detach() if hasattr(one, "_h") else one.clone() for one in tensors]
 
 
 _expected: list[tuple[list[float], list[torch.Tensor]]] = []

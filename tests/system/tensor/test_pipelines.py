@@ -15,8 +15,8 @@ from torch import nn
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
 from monarch_hpc.tensor import inspect, remote, sync
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 from tests.system.tensor.trainings import batches, network
 
 _GET_S = 60.0

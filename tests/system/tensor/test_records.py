@@ -17,8 +17,8 @@ import torch
 
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.tensor import inspect, remote, sync
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 
 _NUM_FRAMES = int(os.environ.get("MONARCH_HPC_TEST_FRAMES", "80"))
 """Number of malformed frames."""

@@ -16,8 +16,8 @@ from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.distributed import Mesh, MeshTensor, distribute, module_to_mesh
 from monarch_hpc.exceptions import RemoteOpError
 from monarch_hpc.tensor import inspect, remote
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 
 _GET_S = 60.0
 

@@ -18,8 +18,8 @@ import torch
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, distribute
 from monarch_hpc.exceptions import DeviceMeshError
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 
 
 def _mesh(hosts: HostMesh) -> Mesh:

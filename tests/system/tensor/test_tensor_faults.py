@@ -18,8 +18,8 @@ from monarch_hpc import Actor, HostMesh, MeshFailure, ProcMesh, endpoint
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
 from monarch_hpc.tensor import fetch_shard, inspect, remote, sync
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from monarch_hpc.testing import wait_until
-from tests.system.tensor.conftest import PRELOADED
 
 _GET_S = 60.0
 

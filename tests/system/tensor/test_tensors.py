@@ -15,7 +15,7 @@ from torch import nn
 from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.tensor import call_on_shard_and_fetch, fetch_shard, inspect, no_mesh, random, remote, show, sync
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from tests.system.tensor.conftest import PRELOADED
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 
 _GET_S = 60.0
 

@@ -16,9 +16,9 @@ from torch import nn
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
 from monarch_hpc.exceptions import RemoteOpError
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 from monarch_hpc.tensor.worker.training.optimizers import BY_ELEMENT
 from tests.system.support.controlling import settle
-from tests.system.tensor.conftest import PRELOADED
 from tests.system.tensor.trainings import batches, by_ddp, by_fsdp, by_tp, by_tp_and_fsdp, losses, network
 
 _GET_S = 60.0

@@ -15,9 +15,9 @@ from monarch_hpc.core.errors.tensor import RemoteOpError as Defined
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.holdings import WorkerPlace
 from monarch_hpc.tensor.stream.sites import SiteLines, line_of, site_here
+from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
 from monarch_hpc.tensor.worker.local import add_worker, end_worker, forget_worker, wait_for_worker
 from monarch_hpc.tensor.worker.report import pack_failure, unpack_exception
-from monarch_hpc.tensor.worker.sockets import cut_connections, listening_ports
 
 
 class Awkward(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 
 from monarch_hpc.core.errors import MonarchError
-from monarch_hpc.tensor.stream.holdings import Held, HeldPart, MemoryTransfer, RankStatus
-from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.stream.holdings import Held, RankStatus, Restoring
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.healing.journal import LOST, Journal, small_sums
 from monarch_hpc.tensor.worker.healing.update import AnyUpdate, LocalUpdates
 from monarch_hpc.tensor.worker.values import Failure, Values
@@ -213,90 +214,86 @@ class RankHealing:
             return None
         return getattr(value, "_local_tensor", value).detach().clone()
 
-    def meet(self, epoch: int, addresses: dict[int, str]) -> None:
-        """Meet the others again, whose process groups are made anew."""
-        self.epoch = epoch
-        self.cause = "its mesh is being healed"
-        self._groups.begin(epoch, addresses)
-        self._groups.agree(self._world, epoch)
-
-    def begin(self, version: int, mark: int) -> None:
-        """Begin at a version; what could not be given to another rank is marked as lost."""
-        from monarch_hpc.tensor.worker.healing.state import spoil_unkept  # not before it is needed: it loads DTensor
+    def held(self, version: int, mark: int) -> Held:
+        """Begin at a version, and describe what this rank has of it; what could not be given to others is lost."""
+        from monarch_hpc.tensor.worker.healing.state import (  # not before it is needed: it loads DTensor
+            describe_values,
+            spoil_unkept,
+        )
 
         spoil_unkept(self._values)
         self._values.lost_root = LOST
         self.journal.start_at(version, mark)
+        return describe_values(self._values, self._shardings)
 
-    def held(self) -> Held:
-        """Describe what this rank holds."""
-        from monarch_hpc.tensor.worker.healing.state import describe_values
+    def meet(self, order: Restoring) -> None:
+        """Meet the other ranks again, whose process groups are made anew; return once all have come."""
+        self.epoch = order.epoch
+        self.cause = "its mesh is being healed"
+        self._groups.begin(order.epoch, order.addresses)
+        self._groups.agree(order.present, order.epoch)
 
-        meshes = {id(sharding.ops.mesh): number for number, sharding in self._shardings.items()}
-        random = {number: sharding.ops.draws for number, sharding in self._shardings.items()}
-        return describe_values(self._values, meshes, random)
+    def restore(self, order: Restoring) -> dict[int, bytes]:
+        """Exchange what ranks lack, execute operations again, and return `digests` of what this rank has."""
+        from monarch_hpc.tensor.worker.healing.state import digests
 
-    def exchange(
-        self,
-        transfers: Sequence[MemoryTransfer],
-        pieces: dict[int, HeldPart],
-        given: dict[int, torch.Tensor],
-        blank: dict[int, HeldPart],
-        failed: dict[int, int],
-        random: dict[int, tuple[torch.Tensor, int, int]],
-        dropped: Sequence[int],
-        leaves: Sequence[int],
-    ) -> None:
-        """Send and receive memory, and rebuild values in what was received.
+        self._world = order.world
+        self._exchange(order)
+        if self._rank not in order.world:
+            self._values.clear()
+            self._values.update({0: None})
+            return {}
+        self.cause = ""
+        return digests(self._values)
 
-        Args:
-            transfers: between all ranks, in an order that is the same on all.
-            pieces: values to rebuild here.
-            given: parts of values to rebuild here, from the program.
-            blank: values to make here without contents, as they are on another rank.
-            failed: values to mark as failed here.
-            random: how far random numbers were drawn, see `ShardedOps.draws`.
-            dropped: values that other ranks have dropped already.
-            leaves: those whose gradients were computed before the version, and are lost.
-        """
-        from monarch_hpc.tensor.worker.healing.state import blank_like, memory_of, rebuild
+    def _exchange(self, order: Restoring) -> None:
+        """Send and receive memory, and rebuild values in what was received."""
+        from monarch_hpc.tensor.worker.healing.state import blank_like, memory_of, part_of, rebuild, window
 
-        values = self._values
-        values.free(dropped)
+        values, groups = self._values, self._groups
+        values.free(order.dropped)
+        values.lost_root = LOST
         memories: dict[int, torch.Tensor] = {}
-        for tag, (source, target, number, num_bytes) in enumerate(transfers):
-            if self._rank == source:
-                self._groups.send(self._world, [target], tag, memory_of(values[number]), 0)
+        for tag, (source, target, number, num_bytes, place) in enumerate(order.memories):
+            if self._rank == source == target:
+                memories[place] = memory_of(values[number])
+            elif self._rank == source:
+                groups.send(order.present, [target], tag, memory_of(values[number]), 0)
             elif self._rank == target:
                 like = torch.empty(num_bytes, dtype=torch.uint8)
-                memory, _ = self._groups.receive(self._world, source, tag, like)
-                memories[pieces[number].storage] = memory
-        for number, part in given.items():
-            memories[pieces[number].storage] = torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage())
-        for number, piece in pieces.items():
-            mesh = self._shardings[piece.mesh].ops.mesh
-            values[number] = rebuild(piece, memories[piece.storage], mesh)
-        for number, piece in blank.items():
+                memories[place], _ = groups.receive(order.present, source, tag, like)
+        windows: dict[int, torch.Tensor] = {}
+        for piece in order.pieces.values():
+            if piece.storage not in memories:
+                size = math.prod(piece.shape) * piece.dtype.itemsize
+                memories[piece.storage] = torch.empty(size, dtype=torch.uint8)
+            windows[piece.storage] = window(piece, memories[piece.storage])
+        for tag, (source, target, number, taken, put, place) in enumerate(order.parts, len(order.memories)):
+            if self._rank == source:
+                part = part_of(values[number]._local_tensor.detach(), taken).contiguous()
+                if source == target:
+                    part_of(windows[place], put).copy_(part)
+                else:
+                    groups.send(order.present, [target], tag, part, 0)
+            elif self._rank == target:
+                into = part_of(windows[place], put)
+                received, _ = groups.receive(order.present, source, tag, torch.empty_like(into))
+                into.copy_(received)
+        for number, put, part in order.given:
+            part_of(windows[order.pieces[number].storage], put).copy_(part)
+        groups.flush_sends()
+        for number, piece in order.pieces.items():
+            values[number] = rebuild(piece, memories[piece.storage], self._shardings[piece.mesh].ops.mesh)
+        for number, piece in order.blank.items():
             values[number] = blank_like(piece, self._shardings[piece.mesh].ops)
-        for number, root in failed.items():
+        for number, root in order.failed.items():
             values[number] = Failure(root)
-        values.grads.update((leaf, Failure(LOST)) for leaf in leaves if leaf in values)
+        values.grads.update((leaf, Failure(LOST)) for leaf in order.leaves if leaf in values)
         values.num_failed = sum(type(value) is Failure for value in values.values())
-        for number, state in random.items():
+        for number, state in order.random.items():
             self._shardings[number].ops.draws = state
-        self._groups.flush_sends()
-        self.journal.start_at(self.journal.version, self.journal.mark)
+        self.journal.start_at(order.version, order.mark)
 
     def unwritten(self, numbers: Sequence[int]) -> list[int]:
         """Those of some values that nothing was written to since they were made here."""
         return [number for number in numbers if getattr(self._values.get(number), "_version", 1) == 0]
-
-    def finish(self) -> None:
-        """Execute operations again."""
-        self.cause = ""
-
-    def digests(self) -> dict[int, bytes]:
-        """See `state.digests`."""
-        from monarch_hpc.tensor.worker.healing.state import digests
-
-        return digests(self._values)

@@ -10,11 +10,12 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch_hpc.tensor.stream.holdings import PARTIAL, REPLICATED, Held, HeldPart
+from monarch_hpc.tensor.stream.holdings import PARTIAL, REPLICATED, Box, Held, HeldPart
+from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.healing.journal import LOST
 from monarch_hpc.tensor.worker.values import Failure, Values
 
-__all__ = ["blank_like", "describe_values", "digests", "memory_of", "rebuild", "spoil_unkept"]
+__all__ = ["blank_like", "describe_values", "digests", "memory_of", "part_of", "rebuild", "spoil_unkept", "window"]
 
 
 def _dims(placements: Any) -> tuple[int, ...]:
@@ -43,6 +44,9 @@ def spoil_unkept(values: Values) -> None:
     for number, value in list(values.items()):
         if number == 0 or type(value) is Failure:
             continue
+        mesh = getattr(value, "_whole_on", None)
+        if mesh is not None:
+            value = values[number] = DTensor.from_local(value, mesh, (Replicate(),) * mesh.ndim, run_check=False)
         if isinstance(value, DTensor):
             settled = value.__dict__.get("_settled")
             if settled is not None and settled[0] == value._version:
@@ -51,20 +55,22 @@ def spoil_unkept(values: Values) -> None:
             kept = PARTIAL not in _dims(value.placements) and "_copied_at" not in value.__dict__
             if kept and value._local_tensor.layout == torch.strided:
                 if not value.is_leaf:
-                    values[number] = value.detach()
+                    values[number] = _without_history(value)
                 continue
         values[number] = Failure(LOST)
         values.num_failed += 1
 
 
-def describe_values(values: Values, meshes: Mapping[int, int], random: dict[int, Any]) -> Held:
+def describe_values(values: Values, shardings: Mapping[int, Any]) -> Held:
     """Describe all values.
 
     Args:
         values: the values, after `spoil_unkept`.
-        meshes: numbers of meshes by the identity of their device meshes.
-        random: see `Held`.
+        shardings: the sharded tensors of meshes, by number.
     """
+    meshes = {id(sharding.ops.mesh): number for number, sharding in shardings.items()}
+    random = {number: sharding.ops.draws for number, sharding in shardings.items()}
+    specs: dict[int, MeshSpec] = {number: sharding.spec for number, sharding in shardings.items()}
     places: dict[int, int] = {}
     sizes: list[int] = []
     pieces: dict[int, HeldPart] = {}
@@ -90,14 +96,26 @@ def describe_values(values: Values, meshes: Mapping[int, int], random: dict[int,
                 (tuple(value.shape), tuple(value.stride())),
                 value.is_leaf and value.requires_grad,
                 value._version > 0,
+                not value.is_leaf,
             )
-    return Held(pieces, failed, tuple(sizes), random)
+    return Held(pieces, failed, tuple(sizes), random, specs)
+
+
+def part_of(tensor: Any, box: Box) -> torch.Tensor:
+    """A part of what a rank has of a value."""
+    found: torch.Tensor = tensor[tuple(slice(begin, end) for begin, end in box)]
+    return found
+
+
+def window(piece: HeldPart, memory: torch.Tensor) -> torch.Tensor:
+    """The part of a value that *piece* describes, in *memory*."""
+    empty = torch.empty(0, dtype=piece.dtype)
+    return empty.set_(memory.untyped_storage(), piece.offset, piece.shape, piece.stride)
 
 
 def rebuild(piece: HeldPart, memory: torch.Tensor, device_mesh: Any) -> DTensor:
     """The value that *piece* describes, in *memory*."""
-    empty = torch.empty(0, dtype=piece.dtype)
-    local = empty.set_(memory.untyped_storage(), piece.offset, piece.shape, piece.stride)
+    local = window(piece, memory)
     placements = tuple(Replicate() if dim == REPLICATED else Shard(dim) for dim in piece.dims)
     shape, stride = piece.whole
     with torch.no_grad():
@@ -106,7 +124,28 @@ def rebuild(piece: HeldPart, memory: torch.Tensor, device_mesh: Any) -> DTensor:
         )
     if piece.leaf:
         made.requires_grad_()
-    return made
+    return _without_history(made) if piece.inner else made
+
+
+class _HistoryDropped(torch.autograd.Function):
+    """The same value, of which no gradient comes any further: one that is left out would be wrong in silence."""
+
+    @staticmethod
+    def forward(_ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        """Share its memory."""
+        return value.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, _gradient: torch.Tensor) -> torch.Tensor:
+        """Refuse."""
+        raise RuntimeError("backward() has come to a tensor whose history a heal has dropped: compute it again")
+
+
+def _without_history(value: Any) -> Any:
+    if not (value.is_floating_point() or value.is_complex()):
+        return value.detach()
+    with torch.enable_grad():
+        return _HistoryDropped.apply(value.detach().requires_grad_())  # type: ignore[no-untyped-call]  # torch's own
 
 
 def blank_like(piece: HeldPart, ops: Any) -> DTensor:

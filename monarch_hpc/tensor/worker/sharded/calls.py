@@ -111,10 +111,13 @@ def whole(tensor: DTensor) -> torch.Tensor:
     settled = tensor.__dict__.get("_settled")
     if settled is not None and settled[0] == tensor._version:
         added_up: torch.Tensor = settled[1]
-        return added_up.clone()
-    with torch.no_grad():
-        gathered: torch.Tensor = current_ops().whole(tensor.detach())
-        return gathered.clone()
+        found = added_up.clone()
+    else:
+        with torch.no_grad():
+            gathered: torch.Tensor = current_ops().whole(tensor.detach())
+            found = gathered.clone()
+    found._whole_on = current_ops().mesh  # type: ignore[attr-defined]  # for a heal: all ranks have the same
+    return found
 
 
 def placements(tensor: DTensor) -> tuple[Any, ...]:

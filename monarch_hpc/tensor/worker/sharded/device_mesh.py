@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["RankMesh", "make_device_mesh", "replace_groups"]
+from monarch_hpc.tensor.stream.records import MeshSpec
+
+__all__ = ["RankMesh", "bare_device_mesh", "make_device_mesh", "replace_groups"]
 
 _c10d: Any = torch._C._distributed_c10d
 _dist: Any = dist  # which does not declare all of its names
@@ -38,41 +40,49 @@ class RankMesh(DeviceMesh):
         return coordinate[place]
 
 
-def make_device_mesh(
-    ranks: torch.Tensor, names: tuple[str, ...], rank: int, key: str, backend_of: Callable[[tuple[int, ...]], Any]
-) -> RankMesh:
+def make_device_mesh(spec: MeshSpec, rank: int, backend_of: Callable[[tuple[int, ...]], Any]) -> RankMesh:
     """The DeviceMesh in which *rank* takes part.
 
     Args:
-        ranks: ranks by coordinates.
-        names: names of the dimensions.
+        spec: the mesh.
         rank: this one.
-        key: makes the names of process groups differ from those of other engines.
         backend_of: the gloo backend of some ranks, in order.
     """
-    for name in _QUIET:  # they advise those who write SPMD programs
-        logging.getLogger(name).setLevel(logging.ERROR)
-    mesh = RankMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
-    mesh._dim_group_names = []
+    mesh = bare_device_mesh(spec, rank)
     for members in _lines(mesh):
-        group = _process_group(members, rank, _group_name(key, members), backend_of)
-        mesh._pg_registry[group.group_name] = group
-        mesh._dim_group_names.append(group.group_name)
+        group = _process_group(members, rank, _group_name(spec.key, members), backend_of)
+        _add_group(mesh, group.group_name, group)
     return mesh
 
 
-def replace_groups(mesh: RankMesh, key: str, backend_of: Callable[[tuple[int, ...]], Any]) -> None:
+def bare_device_mesh(spec: MeshSpec, rank: int) -> RankMesh:
+    """The DeviceMesh without process groups."""
+    for name in _QUIET:  # they advise those who write SPMD programs
+        logging.getLogger(name).setLevel(logging.ERROR)
+    ranks = torch.tensor(spec.ranks).reshape(spec.sizes)
+    mesh = RankMesh("cpu", ranks, mesh_dim_names=spec.names, _init_backend=False, _rank=rank)
+    mesh._dim_group_names = []
+    return mesh
+
+
+def _add_group(mesh: RankMesh, name: Any, group: Any) -> None:
+    mesh._pg_registry[name] = group
+    if len(mesh._dim_group_names) < mesh.ndim:
+        mesh._dim_group_names.append(name)
+
+
+def replace_groups(mesh: RankMesh, spec: MeshSpec, backend_of: Callable[[tuple[int, ...]], Any]) -> None:
     """Give a mesh new process groups of the same names; arguments as of `make_device_mesh`."""
     for members in _lines(mesh):
-        name = _group_name(key, members)
+        name = _group_name(spec.key, members)
         backend = backend_of(members)
         kept = _replaced.get(name)
         if kept is backend:  # another mesh of the same ranks has replaced it
-            mesh._pg_registry[name] = _c10d._resolve_process_group(name)
+            _add_group(mesh, name, _c10d._resolve_process_group(name))
             continue
         with contextlib.suppress(RuntimeError):  # it was not made before the mesh broke
             _c10d._unregister_process_group(name)
-        mesh._pg_registry[name] = _process_group(members, mesh.get_rank(), name, backend_of)
+        _add_group(mesh, name, _process_group(members, mesh.get_rank(), name, backend_of))
         _replaced[name] = backend
 
 
@@ -91,7 +101,7 @@ def _lines(mesh: RankMesh) -> list[tuple[int, ...]]:
     ]
 
 
-def _group_name(key: str, members: tuple[int, ...]) -> str:
+def _group_name(key: int, members: tuple[int, ...]) -> str:
     return f"{key}-{'-'.join(map(str, members))}"
 
 

@@ -10,10 +10,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch_hpc.tensor.stream.records import MeshSpec
-from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.sharded.calls import entered, settle_gradients
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
-from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh, replace_groups
+from monarch_hpc.tensor.worker.sharded.device_mesh import bare_device_mesh, make_device_mesh, replace_groups
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 from monarch_hpc.tensor.worker.sharded.world import World
 from monarch_hpc.tensor.worker.values import Values
@@ -30,16 +30,16 @@ class Sharding:
         groups: the process groups of this rank.
 
     Attributes:
+        spec: the mesh.
         ops: how operators run.
     """
 
     def __init__(self, spec: MeshSpec, rank: int, groups: Groups) -> None:
-        ranks = torch.tensor(spec.ranks).reshape(spec.sizes)
-        self._key, self._groups = str(spec.key), groups
-        self.ops = ShardedOps(make_device_mesh(ranks, spec.names, rank, self._key, groups.of), spec.seed)
+        self._rank, self._groups = rank, groups
+        self.spec = spec
+        self.ops = ShardedOps(make_device_mesh(spec, rank, groups.of), spec.seed)
         self._unsummed: dict[int, None] = {}
-        self._make_world = partial(World, spec, rank, groups)
-        self.ops.world = cache(self._make_world)
+        self.ops.world = cache(partial(World, spec, rank, groups))
 
     def note_backward(self, leaves: list[int]) -> None:
         """Note that a backward pass has added to the gradients of leaves."""
@@ -84,10 +84,12 @@ class Sharding:
         """Counts the collectives of operations; None if nobody asks."""
         return self.ops.counter
 
-    def rejoin(self) -> None:
-        """Replace the process groups, of which the tensors here go on to use the names."""
-        replace_groups(self.ops.mesh, self._key, self._groups.of)
-        self.ops.world = cache(self._make_world)
+    def rejoin(self, spec: MeshSpec) -> None:
+        """Replace the process groups, of which tensors go on to use the names; if ranks are left out, the mesh, too."""
+        mesh = self.ops.mesh if spec == self.spec else bare_device_mesh(spec, self._rank)
+        replace_groups(mesh, spec, self._groups.of)
+        self.spec, self.ops.mesh = spec, mesh
+        self.ops.world = cache(partial(World, spec, self._rank, self._groups))
 
     def forget_gradients(self) -> None:
         """Note that all gradients were dropped."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from monarch_hpc.tensor.stream.records import MeshSpec
-from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 
 __all__ = ["World"]
 

@@ -11,22 +11,20 @@ import datetime
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from monarch_hpc.actor.future import Future
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.records import CollectiveSpec
+from monarch_hpc.tensor.worker.collectives.rendezvous import ChannelStore
+from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
 from monarch_hpc.tensor.worker.control import TensorControl
-from monarch_hpc.tensor.worker.sockets import cut_connections, listening_ports
 
 __all__ = ["Groups"]
-
-_Store: Any = dist.Store  # type: ignore[attr-defined]  # torch does not declare it
 
 _CUT_S = 0.005
 _CUTS = 12_000
@@ -52,46 +50,6 @@ _ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bor": lambda rows: functools.reduce(operator.or_, rows.unbind()),
     "bxor": lambda rows: functools.reduce(operator.xor, rows.unbind()),
 }
-
-
-class ChannelStore(_Store):  # type: ignore[misc]  # torch does not declare it
-    """A rendezvous over our channels: torch's own would be an open port, which other hosts may not reach."""
-
-    def __init__(self, control: ActorMesh[TensorControl], prefix: str, timeout_s: float) -> None:
-        super().__init__()
-        self._control = control
-        self._prefix = prefix
-        self._timeout_s = timeout_s
-
-    def _ask(self, future: Future[Any]) -> Any:
-        return future.get(self._timeout_s)
-
-    def set(self, key: str, value: bytes | str) -> None:
-        """Store an entry."""
-        packed = value.encode() if isinstance(value, str) else bytes(value)
-        self._ask(self._control.set.call_one(self._prefix + key, packed))
-
-    def get(self, key: str) -> bytes:
-        """Wait for an entry."""
-        found: bytes = self._ask(self._control.get.call_one(self._prefix + key))
-        return found
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter."""
-        return int(self._ask(self._control.add.call_one(self._prefix + key, amount)))
-
-    def check(self, keys: list[str]) -> bool:
-        """Tell whether all entries are there."""
-        return bool(self._ask(self._control.has.call_one([self._prefix + key for key in keys])))
-
-    def wait(self, keys: list[str], timeout: Any = None) -> None:
-        """Wait for entries."""
-        for key in keys:
-            self.get(key)
-
-    def has_extended_api(self) -> bool:
-        """Tell torch that this store has none of its newer methods."""
-        return False
 
 
 class Groups:
@@ -128,22 +86,33 @@ class Groups:
         self._groups: dict[tuple[int, ...], Any] = {}
         self._device: Any = None
         self._ports: set[int] = set()
+        self._met: set[int] = set()
         self._sent: list[tuple[Any, torch.Tensor]] = []
         self.epoch = 0
+        self._ended = -1
+        self._lock = Lock()
         self._cutter: Thread | None = None
         self._settled = Event()
         self.cause = ""
 
-    def abort(self, cause: str) -> None:
-        """End the collectives under way and all to come; from any thread.
+    def abort(self, cause: str, epoch: int | None = None) -> bool:
+        """End the collectives under way and all to come of an epoch, or of this one; from any thread.
 
         Connections are cut until `settle`: the rank may be between two collectives, or connecting.
+
+        Returns:
+            Whether there is no later epoch.
         """
-        self.cause = cause
-        cut_connections(self._ports)
-        if self._cutter is None:
-            self._settled.clear()
-            self._cutter = Thread(self._cut)
+        with self._lock:
+            ended = self.epoch if epoch is None else epoch
+            if ended < self.epoch:
+                return False
+            self.cause, self._ended = cause, max(self._ended, ended)
+            cut_connections(self._ports)
+            if self._cutter is None:
+                self._settled.clear()
+                self._cutter = Thread(self._cut)
+            return True
 
     def _cut(self) -> None:
         for _ in range(_CUTS):
@@ -164,12 +133,19 @@ class Groups:
         Args:
             epoch: number of this attempt, the same on all ranks.
             addresses: IP addresses by rank.
+
+        Raises:
+            RuntimeError: it has ended already, before this rank came to it.
         """
-        self.settle()
-        self._groups.clear()
-        self._sent.clear()
-        self._ports.clear()
-        self.epoch, self._addresses, self.cause = epoch, addresses, ""
+        with self._lock:
+            if epoch <= self._ended:
+                raise RuntimeError(self.cause)
+            self.settle()
+            self._groups.clear()
+            self._sent.clear()
+            self._ports.clear()
+            self._met.clear()
+            self.epoch, self._addresses, self.cause = epoch, addresses, ""
 
     def agree(self, ranks: tuple[int, ...], *numbers: int) -> list[tuple[int, int]]:
         """Exchange numbers; return the lowest and the highest of each. Nobody gets an answer before all have asked."""
@@ -201,18 +177,21 @@ class Groups:
 
     def _join(self, ranks: tuple[int, ...]) -> Any:
         store = self.store(ranks[0], "-".join(map(str, ranks)) + "/")
+        is_known = self._met.issuperset(ranks)
         gloo: Any = dist.ProcessGroupGloo
         if self._device is None:
             before = listening_ports()
             self._device = gloo.create_device(hostname=self._addresses[self._rank])
             self._own_ports = listening_ports() - before
-        own = ",".join(map(str, self._own_ports))
-        store.set(f"port/{self._rank}", own)
+        if not is_known:
+            store.set(f"port/{self._rank}", ",".join(map(str, self._own_ports)))
         options = gloo._Options()
         options._devices = [self._device]
         options._timeout = datetime.timedelta(seconds=self.timeout_s)
-        for rank in ranks:
-            self._ports |= {int(port) for port in store.get(f"port/{rank}").decode().split(",") if port}
+        if not is_known:
+            for own in store.multi_get([f"port/{rank}" for rank in ranks]):
+                self._ports |= {int(port) for port in own.decode().split(",") if port}
+            self._met.update(ranks)
         group = gloo(store, ranks.index(self._rank), len(ranks), options)
         if self.cause:
             raise RuntimeError(self.cause)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
 from monarch_hpc.tensor.stream.records import GroupSpec, MeshSpec
-from monarch_hpc.tensor.worker.groups import Groups
+from monarch_hpc.tensor.worker.collectives.groups import Groups
 
 __all__ = ["CallGroups"]
 

@@ -1,0 +1,229 @@
+"""One attempt to heal a mesh: starts ranks again or leaves rows out, and gives those that are left the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_hpc.core.errors import DeviceMeshError
+from monarch_hpc.core.shape import Region
+from monarch_hpc.tensor.healing.boxes import box_of
+from monarch_hpc.tensor.healing.plan import FillPlan, plan_fill
+from monarch_hpc.tensor.healing.shrink import region_without, smaller_regions
+from monarch_hpc.tensor.stream.engine import TensorEngine
+from monarch_hpc.tensor.stream.holdings import Held, HeldPart, Restoring
+from monarch_hpc.tensor.stream.records import MeshSpec
+
+if TYPE_CHECKING:
+    from monarch_hpc.tensor.healing.recovery import Recovery
+
+__all__ = ["HealAttempt"]
+
+
+class HealAttempt:
+    """One attempt, after the version was decided; another one follows if a rank dies in it.
+
+    Args:
+        recovery: the versions of the mesh.
+        engine: its engine.
+        region: the mesh, of which rows may be left out.
+    """
+
+    def __init__(self, recovery: Recovery, engine: TensorEngine, region: Region) -> None:
+        self._recovery = recovery
+        self._engine = engine
+        self._ranks = recovery.ranks
+        self._region = region
+        self._specs = engine.templates.specs()
+
+    def run(self, policy: Sequence[str], timeout_s: float | None, *, loads: bool) -> Region:
+        """Heal the mesh; return what is left of it.
+
+        Args:
+            policy: see `heal_mesh`.
+            timeout_s: seconds for procs to come back; None for config key `procs.heal_s`.
+            loads: whether state that is lost comes from a checkpoint afterwards.
+
+        Raises:
+            RankLost: a rank was lost meanwhile.
+            DeviceMeshError: the mesh cannot be healed.
+        """
+        ranks, recovery = self._ranks, self._recovery
+        survivors = ranks.left
+        if not survivors:
+            raise DeviceMeshError(self._engine.name, "lost", -1, "no rank is left that holds them")
+        held_by = ranks.begin_asking(survivors, "held", recovery.known, recovery.mark)
+        # While replacements are forked, and load what is not preloaded.
+        dead = ranks.revive([step for step in policy if step != "shrink"], timeout_s)
+        blank = [rank for rank in ranks.gone if rank not in dead]
+        held: dict[int, Held] = held_by()
+        region, left_out, meshes, plan = self._layout(held, blank, dead, loads=loads, shrinks="shrink" in policy)
+        self._check_lost(plan, meshes)
+        for rank, pieces in plan.blank.items():
+            if pieces:
+                recovery.unloaded.setdefault(rank, set()).update(pieces)
+        self._specs.update(meshes)
+        blank = [rank for rank in blank if rank not in left_out]
+        present = [*survivors, *blank]
+        world = [rank for rank in ranks.world if rank not in left_out]
+        orders = self._orders(plan, held, blank, meshes, present, world)
+        digests = ranks.ask_each("restore", {rank: ((order,), {}) for rank, order in orders.items()})
+        self._verify({rank: digests[rank] for rank in world}, held, plan, meshes)
+        if left_out:
+            self._leave_out(left_out, meshes)
+        ranks.mended()
+        self._engine.mended(recovery.to_issue_again())
+        recovery.mended()
+        return region
+
+    def _layout(
+        self, held: dict[int, Held], blank: list[int], dead: dict[int, str], *, loads: bool, shrinks: bool
+    ) -> tuple[Region, frozenset[int], dict[int, MeshSpec], FillPlan]:
+        """The mesh as it is to be, the ranks that are left out of it, its parts by number, and how they are filled."""
+        meshes = {number: spec for number, spec in self._specs.items() if isinstance(spec, MeshSpec)}
+        kept = self._recovery.sources.boxes()
+        if not dead:
+            return self._region, frozenset(), meshes, plan_fill(held, blank, meshes, kept, loads=loads)
+        found: list[tuple[Region, frozenset[int], dict[int, MeshSpec], FillPlan]] = []
+        smaller = smaller_regions(self._region, dead) if shrinks else []
+        for region in smaller:
+            left_out = frozenset(self._region.base_ranks()) - frozenset(region.base_ranks())
+            parts = self._meshes_without(meshes, left_out)
+            plan = plan_fill(held, [rank for rank in blank if rank not in left_out], parts, kept, loads=loads)
+            if not plan.lost_state:
+                return region, left_out, parts, plan
+            found.append((region, left_out, parts, plan))
+        if found:
+            return found[0]
+        rank = min(dead)
+        why = "no row is without a dead rank" if shrinks else "the policy does not shrink it"
+        cause = f"its procs could not be started: {dead[rank]}; {why}"
+        raise DeviceMeshError(self._engine.name, "died", rank, cause)
+
+    def _meshes_without(self, meshes: dict[int, MeshSpec], left_out: frozenset[int]) -> dict[int, MeshSpec]:
+        """What is left of the parts of the mesh that have sharded tensors; without those of which nothing is left."""
+        found: dict[int, MeshSpec] = {}
+        for view in self._engine.views.values():
+            smaller = region_without(view.region, left_out) if view.mesh else None
+            if smaller is not None:
+                sizes, ranks = smaller.extent.shape, tuple(smaller.base_ranks())
+                found[view.mesh] = meshes[view.mesh]._replace(sizes=sizes, ranks=ranks)
+        return found
+
+    def _leave_out(self, left_out: frozenset[int], meshes: dict[int, MeshSpec]) -> None:
+        """Move all views, and so their tensors, to the ranks that are left."""
+        engine = self._engine
+        with engine.lock:
+            self._ranks.leave_out(left_out)
+            engine.left_out |= left_out
+            engine.num_ranks = len(self._ranks.world)
+            views, engine.views = engine.views, {}
+            for (_, is_sharded), view in views.items():
+                smaller = region_without(view.region, left_out)
+                if smaller is None:
+                    view.dead.clear()  # nobody has its tensors
+                    continue
+                view.move(smaller)
+                engine.views[smaller, is_sharded] = view
+                if is_sharded:
+                    engine.templates.replace(("mesh", smaller), view.mesh, meshes[view.mesh])
+
+    # ---- what ranks do ----
+
+    def _orders(
+        self,
+        plan: FillPlan,
+        held: dict[int, Held],
+        blank: list[int],
+        meshes: dict[int, MeshSpec],
+        present: list[int],
+        world: list[int],
+    ) -> dict[int, Restoring]:
+        recovery, engine = self._recovery, self._engine
+        addresses = self._ranks.addresses(present)
+        specs = list(self._specs.items())
+        orders: dict[int, Restoring] = {}
+        for rank in present:
+            random: dict[int, Any] = {}
+            if rank in blank:
+                for number, spec in meshes.items():
+                    states = (one.random[number] for one in held.values() if number in one.random)
+                    if rank in spec.ranks and (state := next(states, None)) is not None:
+                        random[number] = state
+            given = [
+                (number, put, recovery.sources.part(number, box, taken)) for number, box, taken, put in plan.given[rank]
+            ]
+            orders[rank] = Restoring(
+                epoch=engine.epoch,
+                version=recovery.known,
+                mark=recovery.mark,
+                addresses=addresses,
+                present=tuple(sorted(present)),
+                world=tuple(world),
+                specs=specs,
+                meshes=sorted(meshes),
+                memories=plan.memories,
+                parts=plan.parts,
+                pieces=plan.pieces[rank],
+                given=given,
+                blank=plan.blank[rank],
+                failed=plan.failed[rank],
+                random=random,
+                dropped=plan.dropped[rank],
+                leaves=recovery.lost_leaves,
+            )
+        return orders
+
+    def _check_lost(self, plan: FillPlan, meshes: dict[int, MeshSpec]) -> None:
+        """Refuse to go on without a part of the state of a training.
+
+        Raises:
+            DeviceMeshError: it is lost.
+        """
+        loaded = {number for pieces in plan.blank.values() for number in pieces}
+        state = [lost for number, lost in plan.lost_state.items() if number not in loaded]
+        if not state:
+            return
+        shown = "; ".join(_shown(piece, ranks, self._specs[piece.mesh]) for piece, ranks in state[:4])
+        more = f"; and {len(state) - 4} more" if len(state) > 4 else ""
+        rank = state[0][1][0] if state[0][1] else -1
+        raise DeviceMeshError(self._engine.name, "lost", rank, f"{shown}{more}; load the last checkpoint")
+
+    def _verify(
+        self,
+        digests: dict[int, dict[int, bytes]],
+        held: dict[int, Held],
+        plan: FillPlan,
+        meshes: dict[int, MeshSpec],
+    ) -> None:
+        """Compare what ranks hold that should be the same.
+
+        Raises:
+            DeviceMeshError: it is not.
+        """
+        pieces: dict[int, HeldPart] = {}
+        for one in held.values():
+            pieces.update(one.pieces)
+        seen: dict[Any, tuple[int, bytes]] = {}
+        dropped = {number for numbers in plan.dropped.values() for number in numbers}
+        for rank, found in digests.items():
+            for number, piece in pieces.items():
+                spec = meshes.get(piece.mesh)
+                if spec is None or rank not in spec.ranks or number in dropped or number in plan.lost:
+                    continue
+                key = number, box_of(spec, piece.dims, piece.whole[0], rank)
+                digest = found.get(number, b"")
+                other, expected = seen.setdefault(key, (rank, digest))
+                if digest != expected:
+                    cause = f"it has another part of a tensor of shape {piece.whole[0]} than rank {other}"
+                    self._engine.broken = DeviceMeshError(self._engine.name, "torn", rank, cause)
+                    raise self._engine.broken
+
+
+def _shown(piece: HeldPart, ranks: list[int], spec: MeshSpec) -> str:
+    over = ", ".join(
+        f"dimension {dim} over {name}" for name, dim in zip(spec.names, piece.dims, strict=True) if dim >= 0
+    )
+    where = ", ".join(map(str, ranks)) if ranks else "ranks of which no rows are left"
+    on = f"rank {where}" if ranks else where
+    return f"the part of a tensor of shape {piece.whole[0]}, sharded {over or 'over nothing'}, on {on}"

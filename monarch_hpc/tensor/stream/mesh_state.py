@@ -1,0 +1,111 @@
+"""Whether a mesh is well or broken: notes losses of ranks, and says what has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import RLock
+from typing import Any
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.runtime.runtime import current_runtime
+from monarch_hpc.core.errors import ActorDied, DeviceMeshError
+from monarch_hpc.core.text.description import text_of
+from monarch_hpc.tensor.stream.frames import first_to_differ
+from monarch_hpc.tensor.stream.issue_log import IssueLog
+from monarch_hpc.tensor.stream.versions import Versions
+from monarch_hpc.tensor.stream.view import View
+
+__all__ = ["MeshState"]
+
+
+class MeshState:
+    """The ranks of an engine as the program knows them.
+
+    Args:
+        name: the mesh of procs in messages.
+        abort: ends the collectives of the ranks that live; takes the cause, and the epoch.
+
+    Attributes:
+        lock: held while a record is added.
+        broken: why no operation can be issued; None if they can.
+        epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
+        num_ranks: number of the ranks that take part.
+        left_out: ranks that a heal has left out for good.
+        recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
+        unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
+        log: what was issued since the last commit; None if nothing is issued again.
+        heals: heals the mesh and issues again what was lost, or raises why not; None if that is left to the program.
+        survey: asks without versions which rank has died, where others have only missed it in a collective.
+    """
+
+    def __init__(self, name: str, abort: Callable[[str, int], None]) -> None:
+        self.name = name
+        self.lock = RLock()
+        self.broken: DeviceMeshError | None = None
+        self.epoch = self.num_ranks = 0
+        self.left_out: frozenset[int] = frozenset()
+        self.recovery: Versions | None = None
+        self.unhealable = ""
+        self.log: IssueLog | None = None
+        self.heals: Callable[[], None] | None = None
+        self.survey: Callable[[], None] = lambda: None
+        self._abort = abort
+        self._io = current_runtime().engine
+
+    def lose(self, rank: int, error: BaseException | None) -> None:
+        """Note that *rank* is gone, and free the others, which may wait for it."""
+        if self.broken is not None or error is None:
+            return
+        cause = getattr(error, "cause", "") or text_of(error)
+        if isinstance(error, ActorDied):
+            self._end("died", rank, str(cause), error.host, error.last_lines)
+        else:
+            self._end("torn", rank, str(cause))
+        assert self.broken is not None
+        self.broken.__cause__ = error
+
+    def suspect(self, rank: int, cause: str) -> None:
+        """Note that *rank* executes nothing more, because others may have left it."""
+        if self.broken is None:
+            self._end("diverged", rank, cause)
+
+    def failure(self) -> DeviceMeshError:
+        """Why the mesh cannot go on; where this thread may wait, as a fact, for which the ranks are asked."""
+        if not self._io.driving:
+            (self.survey if self.recovery is None else self.recovery.settle)()
+        assert self.broken is not None
+        return self.broken.with_traceback(None)  # it is raised again and again
+
+    def check(self) -> None:
+        """Refuse to go on while the mesh is broken; where it heals by itself, do that first.
+
+        Raises:
+            DeviceMeshError: it is.
+        """
+        with self.lock:
+            if self.broken is None:
+                return
+            error = self.failure()
+            if self.heals is None or self._io.driving:
+                raise error
+            self.heals()
+
+    def _note_difference(self, view: View, done: Future[Any]) -> None:
+        """Note that ranks of sharded tensors have failed in different operations, so that their values differ."""
+        reports = [answer for _, answer in done.result()]
+        if self.broken is not None or any(isinstance(answer, BaseException) for answer in reports):
+            return
+        rank, failure = first_to_differ(view.ranks, reports)
+        self._end("diverged", rank, f"it failed in {failure[1]}, and others did not: {failure[2]}: {failure[3]}")
+
+    def forfeit(self, what: str) -> None:
+        """Keep no versions from here on: ranks hold *what*, which no version includes."""
+        with self.lock:
+            self.unhealable, self.recovery = self.unhealable or what, None
+            self.log = self.heals = None
+
+    def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
+        epoch = self.epoch  # another thread may begin the next one once it sees the error
+        self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)
+        self._abort(f"rank {rank} {kind}: {cause}", epoch)
+        self._io.wake_waiters()

@@ -1,0 +1,132 @@
+"""Meshes of sharded tensors that lose ranks, and go on without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from benchmarks.grid_training import GridTraining
+from monarch_hpc import HostMesh, ProcMesh
+from monarch_hpc.distributed import Mesh, distribute, heal_mesh
+from monarch_hpc.exceptions import DeviceMeshError
+from monarch_hpc.tensor.sharded.procs import PRELOADED
+from tests.system.support.controlling import settle
+from tests.system.tensor.deaths import die, read_until_lost
+
+_STEPS = 5
+_CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def _mesh(hosts: HostMesh, **sizes: int) -> Mesh:
+    grid = hosts.slice(hosts=0).spawn_procs(sizes, preload=PRELOADED)
+    settle(grid)
+    return Mesh(procs=grid)
+
+
+@pytest.fixture
+def mesh(hosts: HostMesh, procs: ProcMesh) -> Iterator[Mesh]:
+    """Four procs, 2 x 2."""
+    found = _mesh(hosts, dp=2, tp=2)
+    yield found
+    found.stop()
+
+
+def _trained(training: GridTraining, deaths: dict[int, int], policy: str | tuple[str, ...]) -> list[float]:
+    """The losses; before some steps a rank dies."""
+    losses: list[float] = []
+    while len(losses) < _STEPS:
+        at = len(losses)
+        try:
+            if at in deaths:
+                die(training.mesh, deaths.pop(at))
+            losses.append(training.step(*training.batches[at]))
+        except DeviceMeshError:
+            assert heal_mesh(training.mesh, policy) is training.mesh
+    return losses
+
+
+def test_a_training_goes_on_with_fewer_ranks_until_none_has_a_copy(mesh: Mesh) -> None:
+    undisturbed = GridTraining(mesh, _STEPS)
+    expected = _trained(undisturbed, {}, "shrink")
+    state = undisturbed.state()
+    del undisturbed
+    training = GridTraining(mesh, _STEPS)
+    done = mesh.version
+    left_out = mesh.procs
+    losses = _trained(training, {2: 2}, "shrink")
+    assert (mesh.shape, mesh.mesh_dim_names, mesh.version) == ((1, 2), ("dp", "tp"), done + _STEPS)
+    assert list(mesh.procs.region.base_ranks()) == [0, 1]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), **_CLOSE)
+    for one, other in zip(training.state(), state, strict=True):
+        torch.testing.assert_close(one, other, **_CLOSE)
+    assert training.optimizer.param_groups[0]["lr"] == 1e-2 * 0.5 ** (_STEPS // 2)
+    with pytest.raises(ValueError, match=r"has left out ranks \[2, 3\]"):
+        distribute(torch.ones(4), Mesh(procs=left_out))
+    x: Any = distribute(torch.arange(8.0), mesh, ["tp"])
+    mesh.commit()
+    die(mesh, 1)  # its shards of the weights are lost
+    with pytest.raises(DeviceMeshError):
+        read_until_lost(x)
+    with pytest.raises(DeviceMeshError, match="load the last checkpoint") as lost:
+        heal_mesh(mesh, ("respawn", "shrink"))
+    assert lost.value.kind == "lost"
+
+
+def test_a_row_is_left_out_whose_parts_others_have(hosts: HostMesh, procs: ProcMesh) -> None:
+    mesh = _mesh(hosts, tp=2, dp=3)
+    split: Any = distribute(torch.arange(10.0).reshape(5, 2), mesh, ["tp"])
+    both: Any = distribute(torch.arange(24.0).reshape(6, 4), mesh, ["dp", "tp"])
+    view: Any = split.t()
+    alias: Any = both.detach()
+    mesh.commit()
+    die(mesh, 4)  # tp=1, dp=1
+    with pytest.raises(DeviceMeshError):
+        read_until_lost(split)
+    heal_mesh(mesh, "shrink")
+    # Without dp=1 there are as many ranks as possible. The program has the parts of what it has distributed.
+    assert (mesh.shape, list(mesh.procs.region.base_ranks())) == ((2, 2), [0, 2, 3, 5])
+    assert torch.equal(split.full_tensor(), torch.arange(10.0).reshape(5, 2))
+    assert torch.equal(view.full_tensor(), torch.arange(10.0).reshape(5, 2).t())
+    with torch.no_grad():
+        split.add_(1)
+    assert torch.equal(view.full_tensor(), torch.arange(10.0).reshape(5, 2).t() + 1)
+    for one in (both, alias):
+        with pytest.raises(DeviceMeshError, match="could not be kept"):
+            one.full_tensor()
+    mesh.stop()
+
+
+def test_what_is_split_over_the_rows_is_put_together_of_their_parts(hosts: HostMesh, procs: ProcMesh) -> None:
+    mesh = _mesh(hosts, dp=3)
+    batch: Any = distribute(torch.arange(14.0).reshape(7, 2), mesh, ["dp"])  # 3 rows, 3, and 1
+    weight: Any = distribute(torch.ones(2), mesh)
+    mesh.manual_seed(7)
+    mesh.commit()
+    expected = mesh.rand(4, spec=["dp"]).full_tensor()
+    mesh.manual_seed(7)
+    mesh.commit()
+    die(mesh, 1)
+    with pytest.raises(DeviceMeshError):
+        read_until_lost(weight)
+    heal_mesh(mesh, "shrink")
+    assert mesh.shape == (2,)
+    assert torch.equal(batch.full_tensor(), torch.arange(14.0).reshape(7, 2))
+    assert [batch.shard(dp=at).shape[0] for at in range(2)] == [4, 3]
+    assert torch.equal(mesh.rand(4, spec=["dp"]).full_tensor(), expected)
+    mesh.commit()  # of the random numbers
+    die(mesh, 1)  # rank 2 of the procs
+    with pytest.raises(DeviceMeshError):
+        read_until_lost(weight)
+    heal_mesh(mesh, "respawn")
+    assert mesh.shape == (2,)
+    assert torch.equal(batch.full_tensor(), torch.arange(14.0).reshape(7, 2))
+    assert (batch * weight).sum().item() == 91.0
+    with pytest.raises(ValueError, match="'replace' does not exist yet"):
+        heal_mesh(mesh, ("respawn", "replace"))
+    mesh.stop()
