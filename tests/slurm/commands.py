@@ -218,6 +218,12 @@ def no_connections(alice: Alice) -> Iterator[None]:
         alice.lab.run(["ip", "rule", "del", *rule], user="root", host=host, check=True)
 
 
+def declare_down(alice: Alice, *hosts: str) -> None:
+    """Let Slurm know at once what it would find out itself, once a host has not answered for `SlurmdTimeout`."""
+    update = ["scontrol", "update", f"NodeName={','.join(hosts)}", "State=DOWN", "Reason=no power"]
+    alice.lab.run(update, user="root", check=True)
+
+
 def release(alice: Alice) -> None:
     """Release all allocations, and check that nothing is left of them."""
     done = alice.run("release", "--all")

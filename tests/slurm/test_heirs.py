@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import FOUR, Alice, alice, until_printed, write
+from tests.slurm.commands import FOUR, Alice, alice, declare_down, until_printed, write
 
 __all__ = ["alice"]
 
@@ -46,12 +46,22 @@ def await_end(alice: Alice, host: str) -> None:
     assert alice.lab.processes("alice", host) == []
 
 
-def lose_first(alice: Alice, first: str, program: str, num_left: int, env: Mapping[str, str] | None = None) -> None:
+def lose_first(
+    alice: Alice,
+    first: str,
+    program: str,
+    num_left: int,
+    env: Mapping[str, str] | None = None,
+    *,
+    slurm_knows: bool = False,
+) -> None:
     """Power off the first host while a program runs, and check that it goes on, and that another one can run."""
     off = write(alice, "off", "")
     going = alice.start("run", "-a", "dev", program, first, off, env=env)
     until_printed(going, "calls")
     alice.lab.kill_host(first)
+    if slurm_knows:
+        declare_down(alice, first)
     write(alice, "off", "now")
     out, err = going.communicate(timeout=240)
     assert going.returncode == 0 and f"fresh {' '.join('2' * num_left)}\n" in out, (out, err)
@@ -85,7 +95,7 @@ def test_of_two_hosts_the_other_one_leads_once_slurm_has_spoken(alice: Alice) ->
     patient = {"MONARCH_HPC_LIVENESS__FENCE_S": "150"}  # longer than Slurm takes to give up a host
     done = alice.run("alloc", "dev", "-N", "2", "-w", "n3,n4", "-t", "30", env=patient)
     assert done.returncode == 0, done.stderr
-    lose_first(alice, "n3", write(alice, "heirs.py", PROGRAM), 1, patient)
+    lose_first(alice, "n3", write(alice, "heirs.py", PROGRAM), 1, patient, slurm_knows=True)
     assert "Slurm says that n3, with the head, has left the job" in alice.run("logs", "dev", "--agents").stdout
     done = alice.run("release", "dev")
     assert done.returncode == 0, done.stderr
