@@ -145,15 +145,15 @@ def call_paced(echo: ActorMesh[Echo]) -> float:
     return passed_s
 
 
-def wait_until_kept(directory: Path, num_records: int) -> HostKeeping:
-    """Wait until the helper has taken as many records and written them; return its counters."""
+def wait_until_kept(directory: Path, num_records: int, max_waiting_bytes: int = 1000) -> HostKeeping:
+    """Wait until the helper has taken as many records and written all but the last ones; return its counters."""
     while True:
         found = query_rows(directory, KEEPING, _WAIT_S)
         assert found is not None
         (row,) = found.rows
-        if row.records + row.lost >= num_records and row.waiting_bytes < 1000:
+        if row.records + row.lost >= num_records and row.waiting_bytes < max_waiting_bytes:
             return row
-        time.sleep(0.2)
+        time.sleep(0.1)
 
 
 def keep_records(echo: ActorMesh[Echo]) -> Iterator[tuple[str, float, str]]:
@@ -210,7 +210,7 @@ def fill(echo: ActorMesh[Echo], num: int) -> None:
     directory = Path(os.environ[DIRECTORY_VARIABLE])
     for first in range(0, num, _NUM_KEPT_AT_ONCE):
         call_many(echo, min(_NUM_KEPT_AT_ONCE, num - first))
-        wait_until_kept(directory, 2 * (first + _NUM_KEPT_AT_ONCE))
+        wait_until_kept(directory, 2 * (first + _NUM_KEPT_AT_ONCE), 1 << 30)
 
 
 def main() -> None:

@@ -62,6 +62,9 @@ R = TypeVar("R")
 _DIAL_S = 4.0
 """Beyond the head's own timeout, how long connecting to it may take: the relay needs a second and an srun."""
 
+_CONNECT_S = 15.0
+"""Longest wait for the connection, however long answers may take."""
+
 _ANSWER_S = 12.0
 """Beyond the procs' grace, how long a head may take to shut an allocation down; its agents have earlier deadlines."""
 
@@ -346,7 +349,7 @@ class HeadClient:
         asker = self._asker = Asker(self._engine, wanted)
         try:
             if self._attachment is None:
-                self._attachment = attach(self.directory, Role.TOOL, self, self._engine, timeout_s)
+                self._attachment = attach(self.directory, Role.TOOL, self, self._engine, min(timeout_s, _CONNECT_S))
                 self.fabric, self.why = self._attachment.channel.fabric, self._attachment.channel.why
             self._attachment.send(question)
             is_over = asker.over.wait(timeout_s)

@@ -18,6 +18,7 @@ from monarch_hpc.cli.tables.question import NO_ALLOCATION, find_askable
 from monarch_hpc.core.storage.files import write_private
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.sql.given import TakenQuestion
+from monarch_hpc.telemetry.sql.plan import MAX_ROWS
 from monarch_hpc.wire.tables.pieces import SQL_TABLES
 
 __all__ = ["command"]
@@ -100,7 +101,10 @@ def command(
             "less by --since, or raise the limit for the next allocation"
         )
     if found.cut:
-        output.warn(f"only the latest records of {_named(found.cut)} fit: ask for less by --since")
+        output.warn(
+            f"only the latest records of {_named(found.cut)} fit into telemetry.max_answer_bytes and {MAX_ROWS} rows: "
+            "ask for fewer by WHERE, LIMIT, GROUP BY or --since"
+        )
     if found.dropped:
         output.warn(
             f"{found.dropped} older records are not there: later ones have overwritten them in the memory of "
@@ -127,7 +131,7 @@ def command(
     else:
         text = TextTable(answer.columns, rows)
     output.show(document, text, ["\t".join(row) for row in rows])
-    complete = not (found.missing or found.left_out or answer.unreadable)
+    complete = not (found.missing or found.left_out or found.cut or answer.unreadable)
     return 0 if (live or ended) and (partial or complete) else _INCOMPLETE
 
 

@@ -75,13 +75,14 @@ def columns_of(table: str, process: KeptProcess, records: bytes, wanted: Collect
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def split_calls(records: bytes) -> list[tuple[str, bytes]]:
-    """Return the records of the ring of events by table: calls that were handled, and calls that were sent."""
+def split_calls(records: bytes, names: Collection[str]) -> list[tuple[str, bytes]]:
+    """Return the records of the ring of events for some tables: calls that were handled, and calls that were sent."""
     made = np.frombuffer(records, _RECORD)
     kinds = made["kind"]
     return [
-        (HANDLED.name, made[kinds == RecordKind.HANDLED].tobytes()),
-        (SENDS.name, made[kinds == RecordKind.SENT].tobytes()),
+        (name, made[kinds == kind].tobytes())
+        for name, kind in ((HANDLED.name, RecordKind.HANDLED), (SENDS.name, RecordKind.SENT))
+        if name in names
     ]
 
 

@@ -104,6 +104,7 @@ def decode_part(
     """Yield the rows of some tables in a part."""
     found = [(heading, contents) for heading, contents, _ in parse(chunks)]
     processes = {_key(heading): (heading, contents) for heading, contents in found if heading.what == NAMES}
+    known: dict[tuple[object, ...], KeptProcess] = {}
     for heading, contents in found:
         if heading.what == ROWS and heading.table in names:
             table = TABLES[heading.table]
@@ -112,9 +113,12 @@ def decode_part(
                 wanted = columns.get(heading.table)
                 yield heading.table, rows if wanted is None else rows.select(_chosen(table, wanted))
         elif heading.what in RECORDS and len(contents) % RECORD_BYTES == 0:
-            process = _process(heading, processes.get(_key(heading)))
-            for name, records in _by_table(heading.what, contents):
+            for name, records in _by_table(heading.what, contents, names):
                 if name in names and records:
+                    who = *_key(heading), heading.offset_ns, heading.error_us
+                    process = known.get(who)
+                    if process is None:
+                        process = known[who] = _process(heading, processes.get(_key(heading)))
                     yield name, columns_of(name, process, records, columns.get(name))
 
 
@@ -122,8 +126,8 @@ def _chosen(table: Table[Any], wanted: Collection[str]) -> list[str]:
     return [column.name for column in table.columns if column.name in wanted]
 
 
-def _by_table(what: str, records: bytes) -> Iterable[tuple[str, bytes]]:
-    return split_calls(records) if what == EVENTS else [(_TABLES[what], records)]
+def _by_table(what: str, records: bytes, names: Collection[str]) -> Iterable[tuple[str, bytes]]:
+    return split_calls(records, names) if what == EVENTS else [(_TABLES[what], records)]
 
 
 def _key(heading: Heading) -> tuple[str, int, int, int]:

@@ -267,7 +267,8 @@ def _rows(frame: Any, max_bytes: int = _QUERY_BYTES) -> Any:
         num_bytes += batch.nbytes
         if num_bytes > max_bytes:
             raise AnswerTooLong(num_rows, max_bytes)
-    return pa.Table.from_batches(batches, frame.schema())
+    # Those of files may have another representation of text than the frame says.
+    return _concat(pa.Table.from_batches([batch]) for batch in batches) if batches else frame.schema().empty_table()
 
 
 def _concat(results: Iterable[Any]) -> Any:

@@ -79,7 +79,7 @@ def _read(
         if taken.what not in wanted:
             continue
         num_lost += taken.num_lost
-        by_table = split_calls(taken.records) if taken.what == EVENTS else [(_OF[taken.what], taken.records)]
+        by_table = split_calls(taken.records, names) if taken.what == EVENTS else [(_OF[taken.what], taken.records)]
         for name, records in by_table:
             if name in names and records:
                 found[name].append(columns_of(name, known, records, columns.get(name)))

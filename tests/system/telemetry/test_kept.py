@@ -38,6 +38,7 @@ from monarch_hpc.telemetry.scribe.rate import halvings
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.control.scribe import KeepRecords
 from monarch_hpc.wire.tables.catalog import TABLES
+from monarch_hpc.wire.tables.pieces import SQL_TABLES
 from monarch_hpc.wire.tables.procs import RunProcess
 from tests.child import child
 from tests.system.support.controlling import controlled, settle
@@ -326,6 +327,48 @@ def test_questions_join_kept_and_live_rows_each_once() -> None:
         assert sorted(found) == [("loss", 44, 44), ("mean", 10, 10), ("step", 44, 44)]
         answer = telemetry.query("SELECT keeps, lost, problem FROM keeping", timeout_s=60)
         assert answer.rows == [(True, 0, ""), (True, 0, "")] and answer.missing_hosts == answer.unreadable == []
+
+
+@pytest.fixture(scope="module")
+def planner() -> Any:
+    """The engine keeps threads and descriptors of its own."""
+    pytest.importorskip("sqlglot")
+    planner = pytest.importorskip("monarch_hpc.telemetry.sql.planning").Planner()
+    planner.plan("SELECT 1")
+    return planner
+
+
+def test_groups_and_rows_are_those_of_parts_and_tables_alike(written: Written, planner: Any) -> None:
+    from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, finish, results_of
+
+    everything = [column.name for column in SQL_TABLES["handled"].columns]
+    questions = [
+        "SELECT endpoint, count(*), max(call) FROM handled GROUP BY endpoint",
+        "SELECT call, endpoint, status FROM handled ORDER BY call",
+        f"SELECT {', '.join(everything)} FROM handled ORDER BY record",
+        "SELECT endpoint, median(call) FROM handled GROUP BY endpoint",
+    ]
+
+    def ask(sql: str) -> list[dict[str, object]]:
+        taken, rows, unreadable = planner.plan(sql), RowSet({}, [KeptRows(written.directory)]), list[str]()
+        results = results_of(taken.split.pieces, rows, unreadable)
+        found: list[dict[str, object]] = finish(
+            taken.split, [[one] for one in results], RowSet(), unreadable
+        ).to_pylist()
+        assert unreadable == []
+        return [{key: value for key, value in row.items() if key != "ran_us"} for row in found]
+
+    written.handle(10)
+    written.keeper.finish()
+    written.handle(10)
+    written.keeper.finish()
+    in_parts = [ask(sql) for sql in questions]
+    assert [row["count(*)"] for row in in_parts[0]] == [20] and len(in_parts[1]) == 20
+    compact(written.directory, 0)
+    assert [ask(sql) for sql in questions] == in_parts
+    written.handle(5)
+    written.keeper.finish()  # a part beside the table
+    assert [row["count(*)"] for row in ask(questions[0])] == [25] and len(ask(questions[1])) == 25
 
 
 def test_files_that_are_cut_off_or_something_else_are_left_out(written: Written) -> None:
