@@ -150,17 +150,20 @@ class PeerChannel:
             cost = cost_of(frame)
             if not self._credit.try_take(frame.dest, cost) and not self._wait_for_credit(frame.dest, cost, end_s):
                 return False
+        sent = frame
         try:
             if frame.buffers:
-                frame = self.sharing.wrap(frame)
-            large = frame.buffers or len(frame.body) > INLINE_BYTES
-            if large and bytes_of(frame) > self._limits.max_frame_bytes:
-                send_in_parts(frame, next(self._part_numbers), self._limits.max_frame_bytes, self._send_whole)
+                sent = self.sharing.wrap(frame)
+            large = sent.buffers or len(sent.body) > INLINE_BYTES
+            if large and bytes_of(sent) > self._limits.max_frame_bytes:
+                send_in_parts(sent, next(self._part_numbers), self._limits.max_frame_bytes, self._send_whole)
             elif (lane := self._lane) is not None and self._error is None:
-                lane.send(frame)
+                lane.send(sent)
             else:
-                self._send_whole(frame)
-        except BaseException:  # a frame over a limit, or Ctrl-C
+                self._send_whole(sent)
+        except BaseException as error:  # a frame over a limit, or Ctrl-C, which may come after the frame has gone
+            if isinstance(error, TransportError):
+                self.sharing.withdraw(sent)
             if frame.kind is _CALL:
                 self._credit.give(frame.dest, cost_of(frame))
             raise
@@ -300,11 +303,9 @@ class PeerChannel:
     def _take(self, frame: Frame) -> None:
         if self._over:
             return
-        if _FIRST_OF_CASTS <= frame.kind <= _LAST_OF_CASTS:
-            self._listener.on_frame(self, frame)
-        elif frame.kind is _CREDIT:
+        if frame.kind is _CREDIT:
             self._credit.give(frame.dest, frame.reply)
-        elif frame.kind is Kind.CANCEL:
+        elif _FIRST_OF_CASTS <= frame.kind <= _LAST_OF_CASTS or frame.kind is Kind.CANCEL:
             self._listener.on_frame(self, frame)
         elif frame.kind is Kind.DATA:
             self.memory.on_data(frame)
@@ -378,8 +379,7 @@ class PeerChannel:
             self._finish(error)
         else:
             # Two rounds, so that the engine polls the fabric once in between.
-            finish = functools.partial(self._finish, error)
-            self._engine.call_later(0.0, lambda: (self._engine.call_later(0.0, finish), None)[1])
+            self._engine.call_later(0.0, lambda: (self._engine.call_later(0.0, lambda: self._finish(error)), None)[1])
 
     def _finish(self, error: TransportError) -> None:
         if self._over:

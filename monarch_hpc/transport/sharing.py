@@ -140,6 +140,11 @@ class SharedFrames:
         self._given[number] = frame.buffers
         return Frame(Kind.SHARED, ShareStep.FRAME, number, b"".join((pack_head(frame), *spans, frame.body)), others)
 
+    def withdraw(self, frame: Frame) -> None:
+        """Let the memory go of a frame that `wrap` returned and that could not be sent; any other is ignored."""
+        if frame.kind is Kind.SHARED and frame.dest == ShareStep.FRAME:
+            self._given.pop(frame.reply, None)
+
     # ---- receiving; on the driver ----
 
     def land(self, head: FrameHead, least_bytes: int) -> list[memoryview] | None:

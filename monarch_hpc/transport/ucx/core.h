@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -647,11 +648,15 @@ static void mc_gpu_leave(int entered) {
 
 /* ---- progress ---- */
 
-/* Progress until there are events or nothing moves. */
-static void mc_progress(mc_worker *worker) {
-    while (mh_ucp.worker_progress(worker->ucp))
+/* Progress until there are events or nothing moves; returns whether anything has moved. */
+static int mc_progress(mc_worker *worker) {
+    int moved = 0;
+    while (mh_ucp.worker_progress(worker->ucp)) {
+        moved = 1;
         if (atomic_load(&worker->num_events))
             break;
+    }
+    return moved;
 }
 
 /* epoll_wait, without UCX's own descriptor: that one stays readable until the worker is armed again. */
@@ -665,14 +670,17 @@ static int mc_ask_sockets(mc_worker *worker, int epoll_fd, struct epoll_event *e
     return kept;
 }
 
-/* Sleep until UCX or *epoll_fd* is ready, or the time is over; returns as `mc_ask_sockets`, or -EAGAIN if UCX was
- * ready already. */
+/* Sleep until UCX or *epoll_fd* is ready, or the time is over; returns as `mc_ask_sockets`. Does not sleep, and returns
+ * -EAGAIN, if another thread has sent something; or -EBUSY, if UCX has something to do. That stays so while its messages
+ * wait for room in a peer's queue: a caller that finds nothing to do leaves the core to the peer, which may share it. */
 static int mc_sleep(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t left_ns) {
     int64_t left_ms = left_ns < 0 ? -1 : (left_ns + 999999) / 1000000;
     int count = -EAGAIN;
     atomic_store(&worker->sleeping, 1);
-    if (!atomic_load(&worker->dirty) && mh_ucp.worker_arm(worker->ucp) == MH_OK)
-        count = mc_ask_sockets(worker, epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
+    if (!atomic_load(&worker->dirty))
+        count = mh_ucp.worker_arm(worker->ucp) != MH_OK
+                    ? -EBUSY
+                    : mc_ask_sockets(worker, epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
     atomic_store(&worker->sleeping, 0);
     return count;
 }
@@ -690,12 +698,12 @@ static void mc_set_alarm(mc_worker *worker) {
 static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t spin_ns,
                           int64_t timeout_ns) {
     uint64_t began_ns = 0;
-    int count = 0, entered = mc_gpu_enter();
+    int count = 0, busy = 0, entered = mc_gpu_enter();
     atomic_fetch_add(&worker->polls, 1);
     atomic_store(&worker->driven, 1);
     for (;;) {
         mc_flush_dirty(worker);
-        mc_progress(worker);
+        int moved = mc_progress(worker);
         int came = atomic_load(&worker->num_events) != 0, over = !timeout_ns;
         if (!came && !over) {
             uint64_t now_ns = mc_now_ns();
@@ -704,10 +712,13 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
             int64_t passed_ns = (int64_t)(now_ns - began_ns);
             over = timeout_ns > 0 && passed_ns >= timeout_ns;
             if (!over && passed_ns >= spin_ns) {
+                if (busy && !moved)
+                    sched_yield();
                 count = mc_sleep(worker, epoll_fd, events, max, timeout_ns < 0 ? -1 : timeout_ns - passed_ns);
+                busy = count == -EBUSY;
                 if (count > 0)
                     mc_progress(worker);
-                if (count && count != -EAGAIN)
+                if (count && count != -EAGAIN && !busy)
                     break;
             }
         }
@@ -762,8 +773,9 @@ static void *mc_thread_main(void *arg) {
     mc_worker *worker = arg;
     struct pollfd fds[3] = {{worker->kick_fd, POLLIN, 0}, {worker->alarm_fd, POLLIN, 0}, {worker->event_fd, POLLIN, 0}};
     uint64_t seen = 0; /* `polls` when the alarm last fired */
-    int drives = 0, entered = 0;
+    int drives = 0, busy = 0, entered = 0;
     while (!atomic_load(&worker->stop)) {
+        int moved = 0;
         if (!entered)
             entered = mc_gpu_enter();
         mc_flush_dirty(worker);
@@ -775,9 +787,15 @@ static void *mc_thread_main(void *arg) {
                 mc_set_alarm(worker);
             if (drives && !mh_ucp.worker_progress(worker->ucp))
                 break;
+            moved = 1;
         }
-        if (drives && mh_ucp.worker_arm(worker->ucp) != MH_OK)
+        int was_busy = busy;
+        busy = drives && mh_ucp.worker_arm(worker->ucp) != MH_OK;
+        if (busy) {
+            if (was_busy && !moved)
+                sched_yield(); /* see `mc_sleep` */
             continue;
+        }
         atomic_store(&worker->parked, 1);
         /* A change between the check and `parked` kicked nothing: check again. */
         int num_ready = 0;

@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 import pytest
 
-from monarch_hpc.core.errors import ChannelClosed
+from monarch_hpc.core.errors import ChannelClosed, FrameError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.channel import PeerChannel
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES
+from monarch_hpc.transport.sharing import copy_to_share
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.support.parties import LIMITS, PATIENCE_S, Party, parties
 from tests.system.support.programs import Programs, programs
@@ -158,3 +160,26 @@ def test_each_use_of_a_closed_channel_raises_its_error_without_the_frames_of_ear
             channel.send(Frame(kind, 7, buffers=[bytes(size)] if size else []))
         num_frames.add((size, len(raised.traceback)))
     assert len(num_frames) == 2
+
+
+def test_a_call_in_shared_memory_that_cannot_be_sent_keeps_neither_credit_nor_memory(
+    pair: tuple[Party, Party, FrameChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client, channel = pair
+    assert isinstance(channel, PeerChannel)
+    asked = Flag(client.engine)
+    channel.sharing.ask(asked.set)
+    assert asked.wait(PATIENCE_S) and channel.sharing.agreed
+    call = Frame(Kind.CALL, 7, 0, b"", copy_to_share([memoryview(bytearray(LIMITS.mailbox_bytes + 1))[1:]]))
+
+    def refuse(_frame: Frame) -> None:
+        raise FrameError("not this one")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(channel, "_send_whole", refuse)
+        for _ in range(3):
+            with pytest.raises(FrameError):
+                channel.send(call, end_s=client.engine.clock() + PATIENCE_S)
+    assert channel.send(call, end_s=client.engine.clock() + PATIENCE_S), "the credit is back"
+    server.until(lambda: len(server.frames) == 1)
+    client.until(lambda: not channel.sharing._given)  # the receiver has opened it; nothing is left of the others

@@ -121,6 +121,19 @@ def test_memory_is_kept_until_it_was_opened() -> None:
     assert num_files() == before
 
 
+def test_memory_of_a_frame_that_cannot_be_sent_is_let_go() -> None:
+    before = num_files()
+    pair = agreed()
+    first, second = pair.first.wrap(large()), pair.first.wrap(large())
+    pair.first.withdraw(Frame(Kind.CALL, first.dest, second.reply))  # not a frame of shared memory
+    pair.first.withdraw(first)
+    del first
+    gc.collect()
+    assert num_files() == before + 1
+    pair.give(pair.second, second)
+    assert not isinstance(pair.got.pop().buffers, RefusedBuffers)
+
+
 def test_memory_that_is_gone_refuses_the_frame() -> None:
     pair = agreed()
     wrapped = pair.first.wrap(large())

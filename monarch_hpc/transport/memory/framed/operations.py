@@ -133,7 +133,7 @@ class Operations:
 
     def _begin(self, operation: FramedOperation) -> Transfer:
         transfer = operation.transfer
-        with self._lock:
+        with self._engine.undisturbed(), self._lock:
             error = self._error
             if error is None:
                 transfer.stop_by(functools.partial(self._end, operation))
@@ -142,7 +142,11 @@ class Operations:
         if error is not None:
             transfer.finish(error)
         elif operation.direct:
-            self._send_pieces()
+            try:
+                self._send_pieces()
+            except BaseException:  # Ctrl-C: the caller gets no transfer, and its buffer is its own again
+                self._end(operation, self._interrupted())
+                raise
         else:
             self._engine.call_soon(self._send_pieces)
         return transfer
@@ -150,17 +154,24 @@ class Operations:
     def _send_pieces(self) -> None:
         """Send pieces until the window is full."""
         driving = self._engine.driving
-        while True:
-            with self._lock:
-                begun = self._next(driving)
-            if begun is None:
-                return
-            operation, name, num_bytes = begun
-            try:
+        begun = None
+        try:
+            while True:
+                with self._engine.undisturbed(), self._lock:
+                    begun = self._next(driving)
+                if begun is None:
+                    return
+                operation, name, num_bytes = begun
                 self._send(operation.frame(name, num_bytes))
-            except TransportError as error:
-                self.fail_all(error)
-                return
+        except TransportError as error:
+            self.fail_all(error)
+        except BaseException:  # Ctrl-C, or no memory: the piece may not have been sent, and its answer would never come
+            if begun is not None:
+                self._end(begun[0], self._interrupted())
+            raise
+
+    def _interrupted(self) -> TransportError:
+        return MemoryAccessError(self._where, "the request for it was interrupted")
 
     def _next(self, driving: bool) -> tuple[FramedOperation, int, int] | None:
         for _ in range(len(self._waiting)):
@@ -216,7 +227,7 @@ class Operations:
             self._end(operation, error)
 
     def _end(self, operation: FramedOperation, error: TransportError | None) -> None:
-        with self._lock:
+        with self._engine.undisturbed(), self._lock:
             self._running.pop(operation.number, None)
             if operation in self._waiting:
                 self._waiting.remove(operation)

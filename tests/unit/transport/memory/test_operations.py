@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import cast
@@ -36,6 +37,9 @@ class Driver:
     def wake_waiters(self) -> None:
         """Nobody waits."""
 
+    def undisturbed(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
     def run(self) -> None:
         while self.due:
             self.due.pop(0)()
@@ -47,7 +51,7 @@ class Bench:
     def __init__(self, max_frame_bytes: int = 2**30, list_pieces: int = 1024) -> None:
         self.engine = Driver()
         self.sent: list[Frame] = []
-        self.lost: PeerLost | None = None
+        self.lost: PeerLost | KeyboardInterrupt | None = None
         self.operations = Operations(cast(Engine, self.engine), self.send, "there", max_frame_bytes, list_pieces)
 
     def send(self, frame: Frame) -> None:
@@ -96,6 +100,27 @@ def test_a_get_puts_each_piece_where_it_belongs() -> None:
     for data in (b"ij", b"efgh", b"abcd"):
         bench.answer(data=data)
     assert transfer.done and bytes(into) == b"abcdefghij"
+
+
+def test_a_transfer_that_is_interrupted_while_it_begins_takes_nothing_from_later_ones() -> None:
+    bench = Bench()
+    bench.engine.driving = False
+    other = bench.operations.get(KEY, 0, bytearray(PIECE_BYTES))
+    interrupt = bench.lost = KeyboardInterrupt()
+    into = bytearray(2 * PIECE_BYTES)
+    for _ in range(2 * WINDOW_BYTES // PIECE_BYTES):
+        with pytest.raises(KeyboardInterrupt) as raised:
+            bench.operations.get(KEY, 0, into)
+        assert raised.value is interrupt
+    bench.lost = None
+    last = bench.operations.get(KEY, 0, bytearray(WINDOW_BYTES - PIECE_BYTES))
+    assert len(bench.sent) == WINDOW_BYTES // PIECE_BYTES
+    late = Frame(Kind.DATA, 2, 0, b"", [b"1" * PIECE_BYTES])  # of one that had been sent after all
+    bench.operations.on_data(late)
+    while bench.sent:
+        bench.answer(data=bytes(PIECE_BYTES))
+    assert other.done and last.done and other.error is last.error is None
+    assert not any(into), "it is the caller's again"
 
 
 def test_a_window_is_in_flight_and_operations_take_turns() -> None:
