@@ -14,7 +14,7 @@ from monarch_hpc import Actor, ProcMesh, endpoint, hosts
 from monarch_hpc.actor import as_endpoint
 from monarch_hpc.distributed import Mesh
 from monarch_hpc.tensor import Stream, inspect
-from tests.system.tensor.conftest import PRELOADED
+from monarch_hpc.tensor.sharded.procs import PRELOADED
 
 _GET_S = 120.0
 
