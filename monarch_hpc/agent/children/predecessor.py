@@ -50,11 +50,11 @@ def end_agents(allocation: str, uuid: str, patience_s: float, rank: int | None =
             with contextlib.suppress(OSError):  # it has ended, or is another user's
                 # pidfd first: the process that is looked at and the one that is killed are then the same.
                 pidfd = os.pidfd_open(pid)
-                pidfds.append(pidfd)
-                words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-                marked = has_entries(read_environ(pid) or b"", cookies(allocation))  # a zygote, or what it has forked
-                if marked or not is_agent_of(words, uuid, rank):
-                    os.close(pidfds.pop())
+                try:
+                    if _is_agent(pid, allocation, uuid, rank):
+                        pidfds.append(os.dup(pidfd))
+                finally:
+                    os.close(pidfd)
         _wait_ended(pidfds, Deadline(patience_s))
         for pidfd in pidfds:
             with contextlib.suppress(ProcessLookupError):
@@ -63,6 +63,13 @@ def end_agents(allocation: str, uuid: str, patience_s: float, rank: int | None =
     finally:
         for pidfd in pidfds:
             os.close(pidfd)
+
+
+def _is_agent(pid: int, allocation: str, uuid: str, rank: int | None) -> bool:
+    words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    if not is_agent_of(words, uuid, rank):
+        return False
+    return not has_entries(read_environ(pid) or b"", cookies(allocation))  # else it is a zygote, or forked from one
 
 
 def _wait_ended(pidfds: Sequence[int], deadline: Deadline) -> None:
