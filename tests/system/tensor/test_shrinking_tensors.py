@@ -20,7 +20,7 @@ from tests.system.support.controlling import settle
 from tests.system.tensor.deaths import die, read_until_lost
 
 _STEPS = 5
-_CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+_CLOSE: Any = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def _mesh(hosts: HostMesh, **sizes: int) -> Mesh:

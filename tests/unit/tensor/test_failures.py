@@ -91,7 +91,7 @@ def test_only_connections_of_these_ports_are_cut() -> None:
 
 def test_a_worker_is_found_by_its_key() -> None:
     class State:
-        def abort(self, cause: str) -> None: ...
+        def abort(self, cause: str, epoch: int) -> None: ...
 
         def borrowed(self, token: int) -> object: ...
 
@@ -115,7 +115,7 @@ def test_a_worker_is_found_by_its_key() -> None:
 def test_a_worker_that_never_comes_is_not_waited_for() -> None:
     with ThreadPoolExecutor() as pool:
         early = pool.submit(wait_for_worker, 6)
-        end_worker(6, "rank 1 died")
+        end_worker(6, "rank 1 died", 0)
         with pytest.raises(RuntimeError, match="has ended: rank 1 died"):
             early.result(60)
 
