@@ -20,7 +20,7 @@ from monarch_hpc.tensor.operations import coordinate
 from monarch_hpc.tensor.ops.dispatch import dispatch
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
 from monarch_hpc.tensor.process_groups import RemoteProcessGroup
-from monarch_hpc.tensor.stream.view import View
+from monarch_hpc.tensor.stream.engine import View
 
 __all__ = [
     "activate",

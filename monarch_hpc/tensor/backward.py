@@ -9,8 +9,8 @@ import torch
 from monarch_hpc.tensor.ops.dispatch import dispatch
 from monarch_hpc.tensor.ops.meta import GraphCall, GraphConversion, GraphLeaf, GraphResult, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import BACKWARD, GET_GRAD, NO_GRAD
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.streams.loans import check_use
 
 __all__ = ["calls_behind", "issue_backward", "leaves_of", "taken_gradient"]

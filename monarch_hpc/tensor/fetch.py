@@ -11,8 +11,8 @@ from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.reading import answer_of, check_readable, read_values
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.holdings import Reply
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.streams.loans import check_use
 
 __all__ = ["fetch_shard", "inspect", "read_on_all", "show"]

@@ -14,8 +14,8 @@ from monarch_hpc.tensor.active import active_view, get_active_mesh, resumed
 from monarch_hpc.tensor.backward import calls_behind, leaves_of, taken_gradient
 from monarch_hpc.tensor.ops.meta import GraphCall, GraphLeaf, Handle
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import GET_GRAD, NO_GRAD, SET_GRAD
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["grad_function", "grad_generator"]
 

@@ -28,10 +28,9 @@ from monarch_hpc.tensor.local.mesh import LocalMesh
 from monarch_hpc.tensor.operations import MeshOperations
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.operations import ShardedOperations
-from monarch_hpc.tensor.stream.engine import TensorEngine
+from monarch_hpc.tensor.stream.engine import TensorEngine, View
 from monarch_hpc.tensor.stream.frames import is_reached
 from monarch_hpc.tensor.stream.records import MeshSpec
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.worker.actor import TensorWorker, WorkerSettings
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.transport.address import parse_address

@@ -20,8 +20,8 @@ from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import call_by_name, derived
 from monarch_hpc.tensor.sharded.spec import place_dims
 from monarch_hpc.tensor.stream import records
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import DTYPES, CollectiveSpec, CoordinateSpec, Ref, TransferSpec
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.streams.loans import check_use, share
 from monarch_hpc.tensor.worker.arrival import arrive
 

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.opening import view_of
 from monarch_hpc.tensor.operations import groups_along
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import GroupSpec
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["RemoteProcessGroup", "check_groups"]
 

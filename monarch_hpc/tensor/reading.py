@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from monarch_hpc.actor.future import Future
 from monarch_hpc.core.errors import DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Point
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.holdings import Reply
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["answer_of", "check_readable", "read_values", "reread", "retried"]
 

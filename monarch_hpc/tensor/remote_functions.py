@@ -19,8 +19,8 @@ from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.process_groups import RemoteProcessGroup, check_groups
 from monarch_hpc.tensor.reading import answer_of, check_readable, retried
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, CallRequest, Ref
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.streams.loans import check_use
 from monarch_hpc.tensor.training.calls import held
 from monarch_hpc.wire.frames import copy_of

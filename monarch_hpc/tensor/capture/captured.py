@@ -21,8 +21,7 @@ from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.infer import autocasts
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.stream.engine import TensorEngine
-from monarch_hpc.tensor.stream.view import View
+from monarch_hpc.tensor.stream.engine import TensorEngine, View
 
 __all__ = ["Captured", "capture"]
 

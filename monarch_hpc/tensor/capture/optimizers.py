@@ -8,8 +8,8 @@ import torch
 
 from monarch_hpc.tensor.capture.recording import CannotCapture
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import OptimizerSpec, Ref, bits_of
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["OptimizerState", "optimizer_spec"]
 

@@ -16,9 +16,9 @@ from monarch_hpc.tensor.capture.results import Results
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import BACKWARD, FREE, OPTIMIZER_STEP, OptimizerSpec, ProgramSpec
 from monarch_hpc.tensor.stream.sites import Site, line_of
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["CapturedProgram", "check_alike"]
 

@@ -12,9 +12,8 @@ from monarch_hpc.tensor.capture.optimizers import optimizer_spec
 from monarch_hpc.tensor.capture.recording import CannotCapture, IssuedOp, Normalizer, OptimizerMark
 from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.stream.capture_notes import ENGINES
-from monarch_hpc.tensor.stream.engine import TensorEngine
+from monarch_hpc.tensor.stream.engine import TensorEngine, View
 from monarch_hpc.tensor.stream.sites import Site, line_of, site_here
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["StepRecorder", "StepRecording"]
 

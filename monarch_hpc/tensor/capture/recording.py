@@ -9,11 +9,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 from monarch_hpc.tensor.stream import records
-from monarch_hpc.tensor.stream.engine import TensorEngine
+from monarch_hpc.tensor.stream.engine import TensorEngine, View
 from monarch_hpc.tensor.stream.layout import layout_of
 from monarch_hpc.tensor.stream.records import CallRequest, OptimizerSpec, Ref, TransferSpec
 from monarch_hpc.tensor.stream.sites import Site, line_of
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.wire.serializer import dumps, loads
 
 __all__ = ["CannotCapture", "IssuedOp", "Normalizer", "OptimizerMark", "difference_of"]

@@ -12,7 +12,7 @@ from monarch_hpc.tensor.backward import leaves_of
 from monarch_hpc.tensor.capture.recorder import StepRecording
 from monarch_hpc.tensor.capture.recording import CannotCapture
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.stream.view import View
+from monarch_hpc.tensor.stream.engine import View
 
 __all__ = ["Results"]
 

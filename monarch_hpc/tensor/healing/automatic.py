@@ -10,7 +10,7 @@ from monarch_hpc.tensor.stream.issue_log import IssueLog
 
 if TYPE_CHECKING:
     from monarch_hpc.tensor.healing.recovery import Recovery
-    from monarch_hpc.tensor.stream.view import View
+    from monarch_hpc.tensor.stream.engine import View
 
 __all__ = ["heal_by_itself"]
 

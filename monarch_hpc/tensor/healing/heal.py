@@ -18,7 +18,7 @@ from monarch_hpc.tensor.opening import is_whole, recovery_of, sharded_view_of
 if TYPE_CHECKING:
     from monarch_hpc.core.shape import Region
     from monarch_hpc.tensor.healing.recovery import Recovery
-    from monarch_hpc.tensor.stream.view import View
+    from monarch_hpc.tensor.stream.engine import View
 
 __all__ = ["heal_engine", "heal_mesh"]
 

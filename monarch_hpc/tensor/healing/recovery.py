@@ -17,13 +17,12 @@ from monarch_hpc.tensor.healing.decision import Position, TornError, decide, obs
 from monarch_hpc.tensor.healing.ranks import RankLost, Ranks
 from monarch_hpc.tensor.healing.sources import KeptParts
 from monarch_hpc.tensor.healing.training import OptimizerSnapshot, follow_optimizers
-from monarch_hpc.tensor.stream.engine import TensorEngine
+from monarch_hpc.tensor.stream.engine import TensorEngine, View
 from monarch_hpc.tensor.stream.holdings import RankStatus
 from monarch_hpc.tensor.stream.issue_log import IssueLog, LoggedFrame
 from monarch_hpc.tensor.stream.records import COMMIT
 from monarch_hpc.tensor.stream.sites import line_of
 from monarch_hpc.tensor.stream.step_frame import begin_step, end_step
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["Recovery"]
 

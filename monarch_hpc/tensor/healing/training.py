@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.stream.view import View
+from monarch_hpc.tensor.stream.engine import View
 
 __all__ = ["OptimizerSnapshot", "follow_optimizers"]
 

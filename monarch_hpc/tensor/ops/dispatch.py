@@ -16,10 +16,10 @@ from monarch_hpc.tensor.ops.infer import TENSOR, Inference, autocasts, infer, te
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.names import shown_name
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import PUT, bits_of
 from monarch_hpc.tensor.stream.sites import site_here
 from monarch_hpc.tensor.stream.versions import Versions
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.streams.loans import check_operation, share
 
 __all__ = ["dispatch", "put"]

@@ -9,8 +9,8 @@ import torch
 
 from monarch_hpc.tensor.ops.meta import GraphConversion, GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, SHARDED_CALLS, CallRequest
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.wire.serializer import dumps
 
 __all__ = ["call_by_name", "contiguous_strides", "derived", "new_tensor"]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Self
 
 from monarch_hpc.tensor.reading import read_values
 from monarch_hpc.tensor.sharded.calls import call_by_name
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.sites import Site, line_of
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["Communication", "CommunicationRow"]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.stream.view import View
+from monarch_hpc.tensor.stream.engine import View
 
 __all__ = ["MemoryRow", "held_tensors"]
 

@@ -26,7 +26,7 @@ from monarch_hpc.tensor.sharded.communication import Communication
 from monarch_hpc.tensor.sharded.memory import MemoryRow, held_tensors
 from monarch_hpc.tensor.sharded.procs import arranged, started
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, extent_of, place_dims, size_of
-from monarch_hpc.tensor.stream.view import View
+from monarch_hpc.tensor.stream.engine import View
 
 if TYPE_CHECKING:
     from monarch_hpc.tensor.training.checkpoint import Saving

@@ -17,8 +17,8 @@ from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.reading import read_values, reread
 from monarch_hpc.tensor.sharded.calls import call_by_name, contiguous_strides, derived
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, even_shard_shape, place_dims
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import Ref
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["ShardedOperations"]
 

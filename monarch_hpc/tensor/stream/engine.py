@@ -16,21 +16,62 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.config.sections.tensor import TensorConfig
 from monarch_hpc.core.errors import DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Region
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.ops.meta import TensorOperations
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
+from monarch_hpc.tensor.stream.engine_state import EngineState
 from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, is_reached
 from monarch_hpc.tensor.stream.issue_log import LoggedFrame
-from monarch_hpc.tensor.stream.mesh_state import MeshState
 from monarch_hpc.tensor.stream.records import FREE, HALTED
 from monarch_hpc.tensor.stream.sites import Site, SiteLines, site_here
 from monarch_hpc.tensor.stream.templates import TemplateTable
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.worker.report import OpFailure
 
-__all__ = ["TensorEngine"]
+__all__ = ["TensorEngine", "View"]
 
 
-class TensorEngine(MeshState):
+class View:
+    """Ranks of an engine on which tensors live, and the actors there.
+
+    Args:
+        engine: the engine of the procs.
+        region: the ranks, in the mesh of procs.
+        workers: their workers.
+        operations: what is done with tensors of this view.
+
+    Attributes:
+        dead: numbers of values to free.
+        entries: what is known of operations by cache key, see `tensor.ops.dispatch`.
+        mesh: number of the template that describes a mesh with sharded tensors; 0 if each rank has values of its own.
+    """
+
+    __slots__ = ("__weakref__", "dead", "engine", "entries", "mesh", "operations", "ranks", "region", "workers")
+
+    def __init__(
+        self, engine: TensorEngine, region: Region, workers: ActorMesh[Any], operations: TensorOperations
+    ) -> None:
+        self.engine = engine
+        self.region = region
+        self.workers = workers
+        self.operations = operations
+        self.dead: deque[int] = deque()
+        self.entries: dict[tuple[Any, ...], Any] = {}
+        self.mesh = 0
+        self.ranks = tuple(region.base_ranks())
+
+    @property
+    def name(self) -> str:
+        """The mesh of procs in messages."""
+        return self.engine.name
+
+    def move(self, region: Region) -> None:
+        """Be on other ranks from here on, so that all tensors are; the engine's lock is held."""
+        self.region, self.ranks = region, tuple(region.base_ranks())
+        self.workers = self.workers._viewing(region)
+
+
+class TensorEngine(EngineState):
     """Issues records to the workers of one mesh of procs; for any thread.
 
     Args:
@@ -38,7 +79,7 @@ class TensorEngine(MeshState):
         config: limits.
         abort: ends the collectives of the ranks that live; takes the cause, and the epoch.
 
-    Attributes, beside those of `MeshState`:
+    Attributes, beside those of `EngineState`:
         key: identifies the engine on the ranks.
         ints: the records of the frame that is being filled.
         sites: the lines that issued its operations.
@@ -242,7 +283,7 @@ class TensorEngine(MeshState):
                     continue
                 self.failures.add(FailedOp(rank, frame.sites[failure[0] - frame.base], failure))
         if view.mesh and len({failed_seqs(answer) for _, answer in done.result()}) > 1:
-            self._note_difference(view, done)
+            self._note_difference(view.ranks, done)
         if halted is not None:
             self.suspect(*halted)
         self._num_unacked -= len(frame.sites)

@@ -1,4 +1,4 @@
-"""What was issued since the last commit that all ranks have done, to be issued again after a loss."""
+"""A log of what was issued since the last commit that all ranks have done, to issue it again after a loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.stream.layout import layout_of
 from monarch_hpc.tensor.stream.records import CallRequest, ProgramSpec
 from monarch_hpc.tensor.stream.sites import Site
-from monarch_hpc.tensor.stream.view import View
 
 __all__ = ["IssueLog", "LoggedFrame"]
 
@@ -28,7 +27,7 @@ _HANDED_OVER = {
 class LoggedFrame(NamedTuple):
     """A frame as it was sent, see `TensorEngine.send`."""
 
-    view: View
+    view: Any
     base: int
     ints: list[int]
     objects: list[Any]

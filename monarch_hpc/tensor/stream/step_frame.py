@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from monarch_hpc.tensor.stream.records import UPDATE
 
 if TYPE_CHECKING:
-    from monarch_hpc.tensor.stream.engine import TensorEngine
-    from monarch_hpc.tensor.stream.view import View
+    from monarch_hpc.tensor.stream.engine import TensorEngine, View
 
 __all__ = ["begin_step", "end_step"]
 

@@ -13,9 +13,9 @@ from monarch_hpc.core.arguments import check_flag, check_instance, check_text
 from monarch_hpc.tensor.active import on_stream
 from monarch_hpc.tensor.opening import current_stream
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import LOAN, TAKE
 from monarch_hpc.tensor.stream.sites import site_here
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.streams.loans import Loan, TensorMemory, check_use, memory_of
 
 __all__ = ["Borrow", "Stream", "TensorStream", "get_active_stream"]

@@ -9,8 +9,8 @@ import torch
 
 from monarch_hpc.tensor.ops.meta import Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, TRAINING_CALLS, CallRequest
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.wire.frames import copy_of
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import dumps

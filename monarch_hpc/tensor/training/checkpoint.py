@@ -17,8 +17,8 @@ from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.meta import Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import contiguous_strides
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import Ref
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.training.calls import Issued, held
 
 __all__ = ["Saving", "load", "save"]

@@ -18,8 +18,8 @@ from monarch_hpc.tensor.ops.infer import autocasts, tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import contiguous_strides
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import ModulePlan, Ref
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.training.calls import Issued, held
 
 __all__ = ["RemoteModule", "remote_module"]

@@ -15,8 +15,8 @@ from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.remote_functions import Remote
+from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import TRAINING_CALLS, Ref
-from monarch_hpc.tensor.stream.view import View
 from monarch_hpc.tensor.training.calls import Issued, held
 
 __all__ = ["RemoteOptimizer"]

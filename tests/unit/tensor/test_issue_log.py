@@ -1,4 +1,4 @@
-"""What a mesh that heals by itself keeps, and issues again."""
+"""The log of a mesh that heals by itself, and what is issued again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows a mesh loses with its dead ranks, and what is left of other views."""
+"""The rows that a mesh loses with its dead ranks, and what is left of other views."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Whether a mesh is well or broken: notes losses of ranks, and says what has happened."""
+"""The state of a mesh, which is well or broken: notes losses of ranks, and says what has happened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Any
 
@@ -13,12 +13,11 @@ from monarch_hpc.core.text.description import text_of
 from monarch_hpc.tensor.stream.frames import first_to_differ
 from monarch_hpc.tensor.stream.issue_log import IssueLog
 from monarch_hpc.tensor.stream.versions import Versions
-from monarch_hpc.tensor.stream.view import View
 
-__all__ = ["MeshState"]
+__all__ = ["EngineState"]
 
 
-class MeshState:
+class EngineState:
     """The ranks of an engine as the program knows them.
 
     Args:
@@ -90,12 +89,12 @@ class MeshState:
                 raise error
             self.heals()
 
-    def _note_difference(self, view: View, done: Future[Any]) -> None:
+    def _note_difference(self, ranks: Sequence[int], done: Future[Any]) -> None:
         """Note that ranks of sharded tensors have failed in different operations, so that their values differ."""
         reports = [answer for _, answer in done.result()]
         if self.broken is not None or any(isinstance(answer, BaseException) for answer in reports):
             return
-        rank, failure = first_to_differ(view.ranks, reports)
+        rank, failure = first_to_differ(ranks, reports)
         self._end("diverged", rank, f"it failed in {failure[1]}, and others did not: {failure[2]}: {failure[3]}")
 
     def forfeit(self, what: str) -> None:
