@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.dataclass import dataclass
@@ -155,12 +156,12 @@ class Node:
         """Listen on *sock*, which is bound; return its address. It is closed with the node."""
         return self._acceptor.listen_on(sock)
 
-    def _on_accepted(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
+    def _on_accepted(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> Callable[[], None]:
         if self._fence.admit(peer):
             for earlier in list(self._open):
                 if objection := self._fence.objection(earlier.peer):
                     earlier.give_up(objection)
-        self.on_channel(self._make(sock, peer, ciphers, dialed=False))
+        return partial(self.on_channel, self._make(sock, peer, ciphers, dialed=False))
 
     # ---- whom it dials ----
 

@@ -71,7 +71,11 @@ def test_a_cancelled_step_a_cancelled_job_and_a_time_limit(alice: Alice) -> None
     LabFaults(alice.lab).cancel(f"{job}.0")
     out, err = running.communicate(timeout=240)
     assert running.returncode == 72, out + err
-    assert re.search(r"STEP \S+ ON n1 CANCELLED", err), err
+    (output,) = (alice.folder / "shared").glob("*/slurm.out")
+    if "CANCELLED" in output.read_text():  # slurmstepd kills srun's tasks first, where it is slow to say so
+        assert re.search(r"STEP \S+ ON n1 CANCELLED", err), err
+    else:
+        assert "exit code 137" in err
     wait_until("its end", alice.jobs, 120.0, accept=lambda jobs: not jobs)
 
     job = take(alice)

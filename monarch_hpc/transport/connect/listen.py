@@ -44,7 +44,7 @@ __all__ = ["Acceptor", "Forwards", "OnAccepted"]
 Forwards = Callable[[int], Sequence[str] | None]
 """Returns the addresses of an incarnation that this process forwards to; None for any other."""
 
-OnAccepted = Callable[[socket.socket, Peer, tuple[Cipher, Cipher]], None]
+OnAccepted = Callable[[socket.socket, Peer, tuple[Cipher, Cipher]], Callable[[], None]]
 """Called on the driver with the socket of an authenticated peer, and the (send, receive) ciphers."""
 
 _BACKLOG = 4096  # the kernel may allow less; a peer that finds it full retries after 1 s
@@ -61,7 +61,7 @@ class Acceptor:
     """Listens for one process. All methods but `listen` are for the driver of the engine.
 
     Args:
-        on_accepted: called with each socket whose peer has authenticated.
+        on_accepted: makes a channel of each socket whose peer has authenticated; returns what reports it.
         forwards: looks up the processes that it forwards to.
         fence: refuses peers although they hold the key.
         cut_detector: watches the forwarded connections.
@@ -290,7 +290,13 @@ class Acceptor:
             self.refuse(inbound, f"{peer}: {objection}")
             return
         self._remove(inbound)
-        self._on_accepted(inbound.sock, peer, ciphers)
+        try:
+            report = self._on_accepted(inbound.sock, peer, ciphers)
+        except (OSError, MemoryError) as error:  # there is no room for another channel; those that are open go on
+            inbound.close(str(error))
+            self._log_rate_limited(logging.WARNING, "cannot serve %s: %s", peer, error or type(error).__name__)
+            return
+        report()
 
     def refuse(self, inbound: _Inbound, why: str) -> None:
         """Close a connection and count it as refused."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from monarch_hpc.core.errors import ChannelClosed, FrameError
+from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost
 from monarch_hpc.core.ids import Role
+from monarch_hpc.transport import node as node_module
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.channel import PeerChannel
 from monarch_hpc.transport.credit import cost_of
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES
 from monarch_hpc.transport.sharing import copy_to_share
@@ -183,3 +188,29 @@ def test_a_call_in_shared_memory_that_cannot_be_sent_keeps_neither_credit_nor_me
     assert channel.send(call, end_s=client.engine.clock() + PATIENCE_S), "the credit is back"
     server.until(lambda: len(server.frames) == 1)
     client.until(lambda: not channel.sharing._given)  # the receiver has opened it; nothing is left of the others
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "no memory"), MemoryError()], ids=["OSError", "MemoryError"])
+def test_a_process_without_room_for_another_channel_keeps_those_it_has(
+    parties: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    server = parties()
+    addresses = server.node.listen(["127.0.0.1"])
+    client, second = parties(role=Role.CONTROLLER), parties(role=Role.CONTROLLER)
+    channel = client.node.connect(addresses)
+    server.until(lambda: len(server.opened) == 1)
+
+    def fail(engine: Engine, *rest: Any, **options: Any) -> PeerChannel:
+        if engine is server.engine:
+            raise error
+        return PeerChannel(engine, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node_module, "PeerChannel", fail)
+        with contextlib.suppress(PeerLost):  # it may be over so soon that there was no channel at all
+            refused = second.node.connect(addresses)
+            second.until(lambda: refused.error is not None)
+    assert second.node.connect(addresses).error is None
+    channel.send(Frame(Kind.RESULT, 1, 7))
+    server.until(lambda: [frame.reply for frame in server.frames] == [7])
+    assert server.engine.failure is None
