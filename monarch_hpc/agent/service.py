@@ -240,7 +240,7 @@ class Service:
             case Refused():
                 _log.warning("the head refused %s: %s", message.request, message.problem)
             case Roster():
-                self._casts.on_roster(message.hosts)
+                self._casts.on_roster(message.hosts, message.num_hosts)
                 self._elections.on_roster(message.hosts)
             case AskHosts():
                 self._casts.on_ask(message, self._head_link.send)

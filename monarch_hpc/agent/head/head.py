@@ -396,5 +396,5 @@ class Head:
         if missing and not self.state.past_deadline:
             return
         hosts = roster.connected()
-        self._send([host.rank for host in hosts], Roster(hosts))
+        self._send([host.rank for host in hosts], Roster(hosts, roster.num_hosts))
         self._changed(hosts, missing)

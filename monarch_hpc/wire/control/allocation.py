@@ -67,9 +67,14 @@ class Join(Message):
 
 @dataclass(frozen=True, slots=True)
 class Roster(Message):
-    """Head to agents: all hosts of the allocation."""
+    """Head to agents: the hosts of the allocation that have an agent.
+
+    Args:
+        num_hosts: the number of all, whose ranks are below it.
+    """
 
     hosts: list[HostEntry]
+    num_hosts: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ _HOST = HostEntry(
     "message",
     [
         *sample_messages(),
-        Roster([_HOST, _HOST]),
+        Roster([_HOST, _HOST], 2),
         Output(ProcKey("r1", 1, 2, 0), "out", ["a\x1b[31m", "é"], 3),
         ShutDownDone({}),
     ],

@@ -99,7 +99,7 @@ def test_a_host_is_lost_launched_and_back(world: World, client: Party, work: Wor
     host = join(world, 1, "b")
     assert client.take() == [HostReturned("1", host)]
     assert world.head.state.roster.usable(1)
-    assert world.agents[2].take()[-1] == Roster([entry(0), host, entry(2)])
+    assert world.agents[2].take()[-1] == Roster([entry(0), host, entry(2)], 3)
     # The end of the step of an agent that has joined is no failure of its start.
     lose(world, 1)
     assert client.take() == [HostEnded("1", 1, CUT, incarnation="b", returning=True)]
