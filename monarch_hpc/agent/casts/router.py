@@ -17,7 +17,6 @@ from monarch_hpc.agent.casts.local_procs import LocalProcs
 from monarch_hpc.agent.casts.open_cast import Branch, OpenCastState
 from monarch_hpc.agent.casts.reduction import Reduction
 from monarch_hpc.agent.casts.tree import TreeRoutes, branches, contains, growth, narrow, position_of
-from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.casts import (
     Cast,
     Lost,
