@@ -107,11 +107,11 @@ def _serve(
         folder=attempt_folder(options.directory, options.attempt),
         allocation=settings.allocation,
         rank=options.rank,
-        num_hosts=options.num_hosts,
+        num_hosts=max(options.num_hosts, options.rank + 1),  # a head of an earlier job may have started this agent
         name=name,
         key=key,
         job_id=int(environment["SLURM_JOB_ID"]) if environment.get("SLURM_JOB_ID", "").isdecimal() else None,
-        host_names=_host_names(options, environment),
+        host_names=[""] * options.first_rank + _host_names(options, environment),
         environment=environment,
         group=options.group,
         component=options.component,
@@ -121,6 +121,7 @@ def _serve(
         held_fd=options.held,
         lifeline_fd=options.lifeline_fd if options.lifeline else -1,
         rejoins_s=options.rejoins,
+        first_rank=options.first_rank,
     )
     codes: list[int] = []
 
@@ -199,7 +200,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--allocation", required=True, help="the allocation's uuid, 32 hexadecimal digits")
     parser.add_argument("--attempt", type=int, default=0, help="the job's attempt, from 1; 0 if there is no job")
     parser.add_argument("--rank", type=int, required=True, help="rank of this host, from 0")
-    parser.add_argument("--num-hosts", type=int, required=True)
+    parser.add_argument(
+        "--first-rank", type=int, default=0, help="rank of its job's first host, from which --rank counts"
+    )
+    parser.add_argument("--num-hosts", type=int, required=True, help="of the allocation, up to the last one of its job")
     parser.add_argument("--group", default="", help="name of this host's group; empty if there are no groups")
     parser.add_argument("--component", type=int, default=-1, help="of a heterogeneous job, that has this host")
     parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")
@@ -211,7 +215,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory, see core.storage")
     parser.add_argument("--ready", type=int, default=-1, help="pipe to write a byte to once the allocation is ready")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that procs run")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.rank += options.first_rank
+    return options
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class AgentArgs:
 
     Args:
         folder: where agents and head exchange files: *directory*, or its subfolder for this attempt of the job.
-        host_names: names of all hosts by rank; empty if Slurm does not provide them.
+        host_names: names of hosts by rank; empty where Slurm does not provide them, and for those of other jobs.
         environment: variables that procs inherit.
         group, component: see `HostEntry`.
         ready_fd: a pipe to which the head writes a byte once `ready.json` is there; -1 for none.
@@ -24,6 +24,7 @@ class AgentArgs:
         relaunches: whether all hosts are this machine, and the head may start their agents again.
         held_fd: what holds *directory*, see `core.storage.scratch`; -1 if nothing does.
         lifeline_fd: a pipe whose other end the process that started the agents holds; they end with it. -1 for none.
+        first_rank: see `HostEntry`.
         rejoins_s: for so long this agent, which was fenced before, may ask to be seated again; 0 for one at its start.
     """
 
@@ -45,6 +46,7 @@ class AgentArgs:
     held_fd: int = -1
     lifeline_fd: int = -1
     rejoins_s: float = 0.0
+    first_rank: int = 0
 
     @property
     def slurm_job_id(self) -> int | None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from monarch_hpc.agent.agent import Agent
 from monarch_hpc.agent.agent_args import AgentArgs
-from monarch_hpc.agent.head.events import Event, HostGone, KeptEnded, MeshLeftHost
+from monarch_hpc.agent.head.events import Event, HostGone, HostJoined, HostMissed, KeptEnded, MeshLeftHost
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.idle import watch_idle
 from monarch_hpc.agent.head.link import Link, LocalLink
@@ -41,6 +41,7 @@ class HeadOffice:
 
     Args:
         agent: that of this host.
+        num_hosts: the number of hosts of the allocation, as far as is known.
         term: its term.
         journal: see `Head`.
         complete: called when all agents have joined, or the head has stopped waiting for them.
@@ -55,6 +56,7 @@ class HeadOffice:
         agent: Agent,
         args: AgentArgs,
         config: Config,
+        num_hosts: int,
         term: int,
         journal: Callable[[Event], None],
         complete: Callable[[], None],
@@ -69,9 +71,9 @@ class HeadOffice:
         self._retention = Retention(args.directory, config.logs.keep_runs)
         self._journal = journal
         self._writing: set[str] = set()  # runs that are over, and whose kept procs still write
-        slurm = SlurmQuery(engine, args.slurm_job_id, args.environment)
+        self._slurm = slurm = SlurmQuery(engine, args.slurm_job_id, args.environment)
         self.head = Head(
-            args.num_hosts,
+            num_hosts,
             engine.clock,
             engine.call_later,
             config.agent.grace_s,
@@ -120,6 +122,8 @@ class HeadOffice:
             self._end_runs()
 
     def _on_event(self, event: Event) -> None:
+        if isinstance(event, HostJoined | HostMissed):
+            self._slurm.note_hosts([event.entry])
         self._journal(event)
         if isinstance(event, MeshLeftHost | HostGone | KeptEnded):
             self._end_runs()

@@ -32,6 +32,8 @@ def make_entry(args: AgentArgs, grant: Grant, addresses: list[str], incarnation:
         group=args.group,
         component=args.component,
         incarnation=f"{incarnation:x}",
+        job_id=args.slurm_job_id or 0,
+        first_rank=args.first_rank,
     )
 
 
@@ -50,4 +52,4 @@ def report_ready(args: AgentArgs, term: int, hosts: list[HostEntry], missing: di
 
 
 def _name(args: AgentArgs, rank: int) -> str:
-    return args.host_names[rank] if rank < len(args.host_names) else f"host {rank}"
+    return (args.host_names[rank] if rank < len(args.host_names) else "") or f"host {rank}"

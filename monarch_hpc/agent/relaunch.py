@@ -52,8 +52,9 @@ def begin_returns(
 
 def agent_words(arguments: tuple[str, ...], host: HostEntry) -> list[str]:
     """The options of the agent of *host*, from those of this one; of equal options the last one counts."""
-    place = ("--rank", str(host.rank), "--group", host.group, "--component", str(host.component))
-    return [*arguments, *place, "--ready", "-1", "--held", "-1", "--again"]
+    place = ("--rank", str(host.rank - host.first_rank), "--first-rank", str(host.first_rank))
+    group = ("--group", host.group, "--component", str(host.component))
+    return [*arguments, *place, *group, "--ready", "-1", "--held", "-1", "--again"]
 
 
 class AgentLauncher:
@@ -130,8 +131,8 @@ class AgentLauncher:
         # A late import: few heads need it, and the Slurm modules would add a sixth to what an agent loads.
         from monarch_hpc.slurm.commands.argv import agent_step_argv, scrubbed
 
-        args, job_id = self._args, self._args.slurm_job_id
-        assert job_id is not None
+        args, job_id = self._args, host.job_id
+        other = job_id != args.slurm_job_id
         command = [
             *self._config.agent.prefix,
             *("bash", str(args.directory / "agent.sh"), sys.executable),
@@ -139,7 +140,8 @@ class AgentLauncher:
         ]
         flags: dict[str, FlagValue] = {
             **self._config.slurm.step_flags,
-            "cpus-per-task": cpus_of(args.environment, host.component),
+            # The variables are those of this agent's job; the agent of another one has been granted what its job has.
+            "cpus-per-task": str(len(host.cpus)) if other else cpus_of(args.environment, host.component),
             "gres": f"gpu:{len(host.gpus)}" if host.gpus else None,
         }
         argv = agent_step_argv(job_id, host.name, flags, command, host.component)

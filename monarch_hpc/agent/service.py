@@ -137,6 +137,7 @@ class Service:
             *(lambda: self._leaving, self._join, self._on_head_lost, self._fail),
             doubt=partial(word.ask_rank, args.host_names) if args.rejoins_s else None,
         )
+        self._num_hosts = args.num_hosts  # by the newest roster
         self._sent_goodbye = False
         self._code = 0
 
@@ -164,7 +165,8 @@ class Service:
         self._agent.join()
         journal = HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add
         office = self._office = HeadOffice(
-            self._agent, self._args, self._config, place.term, journal, self._on_complete, self._on_all_left
+            *(self._agent, self._args, self._config, self._num_hosts, place.term),
+            *(journal, self._on_complete, self._on_all_left),
         )
         head = office.head
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
@@ -173,7 +175,7 @@ class Service:
         )
         self._forwarders[:] = place.addresses
         office.open(place, self._deadline.left_s(), self._elections.hosts, self._elections.last_head)
-        head.on_join(agent_link, Join(self._host_entry, problem))
+        head.on_join(agent_link, Join(self._host_entry, problem, self._args.num_hosts))
         self.termination.start_head(head.deadline)
 
     def _on_complete(self) -> None:
@@ -219,7 +221,7 @@ class Service:
     def _join(self, channel: FrameChannel, problem: str) -> None:
         link = self._head_link = self._links[channel] = ChannelLink(channel)
         self._heartbeat.watch(channel)
-        link.send(Join(self._host_entry, problem))
+        link.send(Join(self._host_entry, problem, self._args.num_hosts))
         self._reports.tell_again(self._head_link.send)
 
     def _send_up(self, message: Message) -> None:
@@ -240,7 +242,8 @@ class Service:
             case Refused():
                 _log.warning("the head refused %s: %s", message.request, message.problem)
             case Roster():
-                self._casts.on_roster(message.hosts)
+                self._num_hosts = message.num_hosts
+                self._casts.on_roster(message.hosts, message.num_hosts)
                 self._elections.on_roster(message.hosts)
             case AskHosts():
                 self._casts.on_ask(message, self._head_link.send)

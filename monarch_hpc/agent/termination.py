@@ -62,7 +62,9 @@ class Termination:
         if self._last is None:
             done = partial(self._engine.call_soon, ended)
             held = self._config.slurm.allocate_by == "salloc"
-            self._last = LastLeave(self._args, self._config.agent.outlast_s, done, wanted=wanted, held=held)
+            self._last = LastLeave(
+                self._args, self._config.agent.outlast_s, done, self._args.first_rank, wanted=wanted, held=held
+            )
             self._last.begin()
 
     def mark(self) -> None:

@@ -14,6 +14,7 @@
         ended.json    the batch script has ended
         warned.json   the batch script has got Slurm's signal that the job ends soon
         changes.jsonl what has become of hosts, runs and procs, a line for each change
+        jobs/<n>.json a further job has the ranks from n on, or will have them when it begins
         hosts/<n>.err log of agent n since it has lost its head: its stderr may have no reader any more
 
 Each of these files is written whole, but for the last two. An allocation that is not a Slurm job has the files of an

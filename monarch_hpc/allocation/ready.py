@@ -51,6 +51,7 @@ class ReadyHost:
     interfaces: dict[str, str]
     group: str = ""
     component: int = -1
+    job_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Ready:
     Attributes:
         protocol: version of the protocol between processes; *package* and *python* are versions too.
         machine: the processor architecture of the head's host, see `platform.machine`.
-        job_id: Slurm's number; None without Slurm.
+        job_id: Slurm's number of the job of the head's host; None without Slurm.
         hosts: the hosts whose agent has joined.
         missing: names of the other hosts.
         head: rank of the head's host, in the head's *term*.
@@ -91,6 +92,10 @@ class Ready:
         """The component of a heterogeneous job that has the host with this rank; -1 in any other job."""
         return next((host.component for host in self.hosts if host.rank == rank), -1)
 
+    def job_of(self, rank: int) -> int | None:
+        """The Slurm job that has the host with this rank; None without Slurm."""
+        return next((host.job_id for host in self.hosts if host.rank == rank), 0) or self.job_id
+
     @property
     def head_name(self) -> str:
         """Name of the head's host; empty if that is missing."""
@@ -117,6 +122,7 @@ def make_ready(
             interfaces=entry.interfaces,
             group=entry.group,
             component=entry.component,
+            job_id=entry.job_id,
         )
         for entry in entries
     )
@@ -144,6 +150,7 @@ def render_ready(ready: Ready) -> dict[str, object]:
                 "interfaces": host.interfaces,
                 "group": host.group,
                 "component": host.component,
+                "job_id": host.job_id,
             }
             for host in ready.hosts
         ],
@@ -185,6 +192,7 @@ def _parse_host(document: Document) -> ReadyHost:
         interfaces={name: interfaces.text(name) for name in interfaces.fields},
         group=document.text("group"),
         component=document.whole("component"),
+        job_id=document.whole("job_id"),
     )
 
 

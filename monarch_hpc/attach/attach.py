@@ -125,13 +125,14 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
     config = read_config(directory)
     engine, role = node.engine, node.identity.role
     relay = None
-    if ready.job_id is not None and "relay" in config.fabric.order:
+    job_id = ready.job_of(ready.head)
+    if job_id is not None and "relay" in config.fabric.order:
         from monarch_hpc.attach.slurm_relay import SlurmRelay  # late: it imports the Slurm modules
 
         host, python, component = ready.head_name, config.agent.python, ready.component_of(ready.head)
         ended, hosts = ended_path(directory), _listen_hosts(config) if config.fabric.dial_back else []
         ports = config.fabric.port_range
-        relay = SlurmRelay(engine, ready.job_id, host, python, ended, component, hosts, ports)
+        relay = SlurmRelay(engine, job_id, host, python, ended, component, hosts, ports)
     if role is Role.CONTROLLER:
         raise_file_limit()
         node.own_memory.cross_memory.use(config.fabric.order)

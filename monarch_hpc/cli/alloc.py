@@ -54,6 +54,7 @@ _COUNT_EVERY_S = 1.0
 @click.option("--bg", is_flag=True, help="Return at once; 'monarch-hpc status' shows when the allocation is ready.")
 @click.option("--min-nodes", type=click.IntRange(1), metavar="N", help="Begin with N hosts if others fail to start.")
 @click.option("--spare", type=click.IntRange(1), metavar="N", help="Take N hosts more, for the loss of others.")
+@click.option("--grow", metavar="NAME", help="Take the hosts for this living allocation, as one more job.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm whether and when it would begin, and stop.")
 @click.option("--estimate", is_flag=True, help="Compare starts of this and of smaller and shorter requests, and stop.")
 @click.option("--salloc", is_flag=True, help="Hold the hosts by salloc, for queues that take no batch job.")
@@ -72,6 +73,7 @@ def command(
     bg: bool,
     min_nodes: int | None,
     spare: int | None,
+    grow: str | None,
     test_only: bool,
     estimate: bool,
     salloc: bool,
@@ -85,13 +87,31 @@ def command(
     Hosts of different kinds are groups, divided by ' : ', as in 'alloc -N 1 --group cpu : -N 2 --gpus-per-node 4
     --group gpu'. Programs ask for one by its name: hosts(group="gpu"). Time, partition, QOS, account, constraint and
     reservation hold for all, unless a group has its own; the time is the same for all.
+
+    With --grow NAME the hosts join the allocation of that name. Their job has a time limit of its own, at which they
+    are lost to it; 'release NAME' gives all of them back.
     """
+    given = {"nodes": nodes, "nodelist": nodelist, "exclude": exclude}
+    if grow is not None:
+        others = {"--group": group or groups, "--min-nodes": min_nodes, "--spare": spare, "--salloc": salloc}
+        others |= {"--test-only": test_only, "--estimate": estimate, "NAME": name != "default"}
+        if wrong := [flag for flag, value in others.items() if value]:
+            raise click.UsageError(f"--grow does not go with {wrong[0]}")
+        from monarch_hpc.cli.allocations.grow import show_growth
+
+        chosen = tuple(f"--{flag}={value}" for flag, value in given.items() if flag != "nodes" and value is not None)
+        with _Signals() as signals:
+            return show_growth(
+                *(config, grow, nodes, gpus_per_node, (*chosen, *options), lambda: signals.received),
+                bg=bg,
+                dry_run=dry_run,
+            )
     if salloc:
         config = replace(config, slurm=replace(config.slurm, allocate_by="salloc"))
     # Options of the command line come last, so that they override the profile's.
     if spare:
         nodes, config = _with_spares(config, nodes, spare, grouped=bool(group or groups))
-    given = {"nodes": nodes, "nodelist": nodelist, "exclude": exclude}
+    given["nodes"] = nodes
     allocation = new_allocation_id()
     chosen = (*(f"--{flag}={value}" for flag, value in given.items() if value is not None), *options)
     request = Request(

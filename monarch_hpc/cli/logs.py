@@ -58,14 +58,19 @@ def command(
     choice = _choice(ranks, node, since, grep)
     config = load_for_command({}).config
     output = current_output()
-    record = Allocations.open(config).find(name)
+    allocations = Allocations.open(config)
+    record = allocations.find(name)
     runs = printed_runs(record.directory)
     if agents or (not runs and run is None and ranks is None and not follow):
         path = record.directory / "slurm.out"
         if not path.exists():
             raise AllocationError(record.name, f"nothing was written to {path} yet")
         own = own_logs(newest_attempt(record.directory)[1])
-        sources = [LogSource("agents", "", path, 0), *(LogSource(f"agent {each.stem}", "", each, 0) for each in own)]
+        joined = [job for job in allocations.registry.jobs() if job.joins == record.allocation]
+        logs = {f"agents of job {job.job_id}": job.directory / "slurm.out" for job in joined}
+        logs = {"agents": path, **{label: log for label, log in logs.items() if log.exists()}}
+        logs |= {f"agent {each.stem}": each for each in own}
+        sources = [LogSource(label, "", log, 0) for label, log in logs.items()]
     else:
         chosen = _choose_run(record, runs, run)
         if follow:

@@ -80,7 +80,9 @@ def _release(allocations: Allocations, record: AllocationRecord, stop_s: float, 
 
 def _sentence(done: Released) -> str:
     record = done.record
-    job = f"job {record.job_id} is gone from the queue" if record.job_id is not None else "it has no job"
+    numbers = [str(one.job_id) for one in (record, *done.joined) if one.job_id is not None]
+    gone = f"job {numbers[0]} is gone" if len(numbers) == 1 else f"jobs {', '.join(numbers)} are gone"
+    job = f"{gone} from the queue" if numbers else "it has no job"
     if done.left is None:
         agents = "its agents were not asked"
     elif any(done.left.values()):
@@ -98,6 +100,7 @@ def _document(done: Released) -> dict[str, object]:
         "name": done.record.name,
         "id": done.record.allocation,
         "job_id": done.record.job_id,
+        "joined_jobs": [job.job_id for job in done.joined],
         "processes_left": None if done.left is None else dict(done.left),
         "waited_s": round(done.waited_s, 3),
     }

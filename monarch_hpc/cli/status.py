@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from monarch_hpc.allocation.settings import read_config
+from monarch_hpc.cli.allocations.joined import joined_jobs
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import TextTable, current_output, output_options
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import MonarchError, SlurmError, TransportError
 from monarch_hpc.core.text.units import format_duration
-from monarch_hpc.slurm import AllocationRecord, Allocations, Phase, QueueRow, Seen, SlurmState, look, reason_in_words
+from monarch_hpc.slurm import (
+    AllocationRecord,
+    Allocations,
+    Census,
+    Phase,
+    QueueRow,
+    Seen,
+    SlurmState,
+    look,
+    reason_in_words,
+)
 from monarch_hpc.supervision.spares import hosts_in_use
 
 if TYPE_CHECKING:
@@ -49,6 +60,7 @@ class _View:
     seen: Seen
     head: HeadStatus | None
     problem: str
+    jobs: Sequence[Mapping[str, object]]
 
 
 @click.command()
@@ -117,15 +129,16 @@ def command(
         records = [record for record in census.records if record.live]
     else:
         records = [allocations.find(name)]
-    views = [_view(allocations, record, census.rows.get(record.job_name)) for record in records]
+    views = [_view(allocations, record, census) for record in records]
     views = [_without_ghost(allocations, view, changes_made) for view in views]
-    rows = [
-        [
-            *(v.record.name, str(v.record.job_id or "-"), _state(v) + _link(v) + _restarts(v) + _idle(v)),
-            *(_hosts(v) + _notes(v), _left(v), _runs(v)),
-        ]
-        for v in views
-    ]
+    rows = []
+    for v in views:
+        state = _state(v) + _link(v) + _restarts(v) + _idle(v)
+        rows.append([v.record.name, str(v.record.job_id or "-"), state, _hosts(v) + _notes(v), _left(v), _runs(v)])
+        for job in v.jobs:
+            rows.append(
+                ["  +", str(job["job_id"] or "-"), *(str(job[key] or "-") for key in ("state", "hosts", "left")), "-"]
+            )
     document = {
         "slurm": None if census.problem is None else str(census.problem),
         "changes": changes_made,
@@ -138,7 +151,8 @@ def command(
     return 0
 
 
-def _view(allocations: Allocations, record: AllocationRecord, row: QueueRow | None) -> _View:
+def _view(allocations: Allocations, record: AllocationRecord, census: Census) -> _View:
+    row = census.rows.get(record.job_name)
     seen = look(record.directory)
     head: HeadStatus | None = None
     problem = ""
@@ -155,7 +169,8 @@ def _view(allocations: Allocations, record: AllocationRecord, row: QueueRow | No
             problem = "" if head is not None else "no head"
         except (MonarchError, OSError) as error:
             problem = f"head does not answer: {error}" if isinstance(error, TransportError) else str(error)
-    return _View(record, row, seen, head, problem)
+    jobs = joined_jobs(record, census, head["hosts"] if head is not None else ())
+    return _View(record, row, seen, head, problem, jobs)
 
 
 def _without_ghost(allocations: Allocations, view: _View, changes: list[str]) -> _View:
@@ -317,6 +332,7 @@ def _document(view: _View) -> dict[str, object]:
         "end": view.row.end if view.row is not None else "",
         "missing": list(view.seen.ready.missing) if view.seen.ready is not None else [],
         "hosts": [dict(host) for host in _items(view, "hosts")],
+        "jobs": [dict(job) for job in view.jobs],
         "spares": _spares(view),
         "lost": _lost(view),
         "link": view.head["link"] if view.head is not None else "",

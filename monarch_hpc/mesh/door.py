@@ -112,6 +112,15 @@ class ProgramDoor(ABC):
         """
 
     @abstractmethod
+    def replace_hosts(self, mesh: int, ranks: Sequence[int], timeout_s: float | None) -> bool:
+        """Take as many hosts from Slurm as the given procs of a mesh have lost; return whether there were any to take.
+
+        Raises:
+            AllocationError, SlurmError: the hosts did not come, or may not be requested now.
+            RuntimeError: this process is not the program.
+        """
+
+    @abstractmethod
     def keep_procs(self, mesh: int, name: str) -> None:
         """Have the procs of a mesh stay when their run ends, see `ProcMesh.keep`; blocks until that is done.
 
@@ -183,6 +192,14 @@ class ProgramDoor(ABC):
 
         Raises:
             AllocationError: the allocation outlives this program.
+            RuntimeError: this process is not the program.
+        """
+
+    @abstractmethod
+    def grow_hosts(self, allocation: str, num_hosts: int, options: Sequence[str], timeout_s: float | None) -> list[int]:
+        """Take further hosts for an allocation; return their ranks once they have joined. See `HostMesh.grow`.
+
+        Raises:
             RuntimeError: this process is not the program.
         """
 

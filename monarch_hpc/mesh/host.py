@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Literal, Self
@@ -15,17 +15,15 @@ from monarch_hpc.actor.local_future import completed
 from monarch_hpc.actor.messages.payload import view_of
 from monarch_hpc.actor.runtime.mpi import check_world
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.agent.resources.binding import check_bindings
 from monarch_hpc.core.arguments import (
     check_flag,
     check_instance,
-    check_mapping,
     check_number,
     check_path,
+    check_seconds,
     check_text,
     check_texts,
     check_variables,
-    shown,
 )
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.core.text.units import format_size
@@ -33,12 +31,11 @@ from monarch_hpc.mesh.bootstrap import Bootstrap, at_each_point, check_bootstrap
 from monarch_hpc.mesh.bootstrap_command import BootstrapCommand, PointCommand, variables_of
 from monarch_hpc.mesh.door import ProgramDoor, current_door, door_of
 from monarch_hpc.mesh.launch import Launch, caller_line
-from monarch_hpc.mesh.plan import HostChoice, ProcPlan
+from monarch_hpc.mesh.plan import HostChoice, ProcPlan, plan_binding, plan_inner
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.view import MeshView, ShownRows
 from monarch_hpc.supervision.policy import Restart
 from monarch_hpc.wire.control.allocation import HostEntry
-from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST
 
 __all__ = ["HostMesh", "all_hosts", "hosts_of"]
 
@@ -181,7 +178,7 @@ class HostMesh(MeshView):
                 *mpi* with hosts that are not in Slurm's order, or of several groups, or with *restart*. Nothing was
                 started.
         """
-        inner = _inner(per_host, self.extent.names)
+        inner = plan_inner(per_host, self.extent.names)
         check_text("name", name)
         if bootstrap is not None:
             check_bootstrap(bootstrap)
@@ -197,7 +194,7 @@ class HostMesh(MeshView):
         else:
             variables = {**variables_of(bootstrap_command), **variables}
         entries = self.entries
-        bind, bindings = _binding(proc_bind, len(inner), entries)
+        bind, bindings = plan_binding(proc_bind, len(inner), entries)
         plan = ProcPlan(
             hosts=tuple(entry.rank for entry in entries),
             per_host=len(inner),
@@ -242,6 +239,42 @@ class HostMesh(MeshView):
         """
         check_text("reason", reason)
         return self._door("stop").stop_hosts(self._choice(), reason)
+
+    def grow(self, num_hosts: int, *, timeout: float | None = None, slurm_args: Sequence[str] = ()) -> Self:
+        """Take further hosts for the allocation, as `monarch-hpc alloc --grow` does: one more Slurm job.
+
+        The call blocks until their agents have joined. `hosts` has them from then on, in this program and in others,
+        and `monarch-hpc release` gives all of them back. Their job has a time limit of its own: at its end, as when it
+        is cancelled, these hosts are lost, and the allocation goes on.
+
+        Args:
+            num_hosts: number of further hosts.
+            timeout: seconds that they may take to come, in the queue too; None waits for as long as it takes.
+            slurm_args: options of sbatch for their job, such as ``--time=30``; else those of the configuration.
+
+        Returns:
+            These hosts and the further ones, along the dimension ``hosts``.
+
+        Raises:
+            AllocationError: the hosts did not come in time, and their job was given back; or this machine has no record
+                of the allocation, as for one that a batch script made of its own job.
+            RuntimeError: as for `stop`; or these hosts have other dimensions than ``hosts``.
+            SlurmError: Slurm refuses the job.
+            TypeError, ValueError: an argument of another type, or out of range.
+        """
+        check_number("num_hosts", num_hosts, least=1)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        options = check_texts("slurm_args", slurm_args, "['--time=30']")
+        door = self._door("add")
+        if self.extent.names not in ((), ("hosts",)):
+            raise RuntimeError(f"{self!r} cannot grow: it has other dimensions than 'hosts'; call hosts().grow()")
+        ranks = door.grow_hosts(self._allocation, num_hosts, options, timeout)
+        known = door.hosts(self._allocation)
+        entries = [*self.entries, *(known[rank] for rank in ranks)]
+        region = Region.whole(Extent(("hosts",), (len(entries),)))
+        view = type(self)
+        return view(self._allocation, region, dict(enumerate(entries)), self._python, self._group, owned=True)
 
     def shutdown(self) -> Future[None]:
         """End all procs on these hosts and give the hosts back; from then on they start no procs.
@@ -332,6 +365,10 @@ def _check_step(entries: Sequence[HostEntry]) -> None:
     ranks = [entry.rank for entry in entries]
     if ranks != sorted(set(ranks)):
         raise ValueError(f"mpi=True needs hosts in Slurm's order, and these are not: {names}")
+    jobs = list(dict.fromkeys(entry.job_id for entry in entries))
+    if len(jobs) > 1:
+        of = ", ".join(map(str, jobs))
+        raise ValueError(f"mpi=True needs hosts of one Slurm job, and these ({names}) are of {of}")
     groups = list(dict.fromkeys(entry.group for entry in entries))
     if len(groups) > 1:
         raise ValueError(f"mpi=True needs hosts of one group, and these ({names}) are of {', '.join(groups)}")
@@ -350,38 +387,3 @@ def _check_restart(restart: object, door: ProgramDoor, *, mpi: bool) -> None:
             "restart is for procs of the program, and this is one of its procs: an actor that starts procs learns of "
             "their deaths in __supervise__, and can spawn others"
         )
-
-
-def _inner(per_host: object, outer: Sequence[str]) -> Extent:
-    """Check *per_host*, and return the extent of the procs on one host; *outer* names the dimensions of the hosts."""
-    sizes = {} if per_host is None else check_mapping("per_host", per_host, "{'gpus': 4}")
-    for label in outer:
-        if label in sizes:
-            raise ValueError(f"per_host has {label!r}, a dimension of the hosts: give other names, such as 'gpus'")
-    extent = Extent.of({label: check_number(f"per_host[{label!r}]", size, least=1) for label, size in sizes.items()})
-    if len(extent) > MAX_PROCS_PER_HOST:
-        raise ValueError(f"per_host is {extent}, {len(extent)} procs: give at most {MAX_PROCS_PER_HOST} for one host")
-    return extent
-
-
-def _binding(
-    proc_bind: Sequence[Mapping[str, str]] | str | None, per_host: int, entries: Sequence[HostEntry]
-) -> tuple[str, tuple[Mapping[str, str], ...]]:
-    if proc_bind is None:
-        return "", ()
-    allowed = "'auto', 'none' or a list with one mapping for each proc of a host"
-    if isinstance(proc_bind, str):
-        if proc_bind not in ("auto", "none"):
-            raise ValueError(f"proc_bind is {proc_bind!r}; it is {allowed}")
-        return proc_bind, ()
-    if isinstance(proc_bind, Mapping) or not isinstance(proc_bind, Iterable):
-        raise TypeError(f"proc_bind is {shown(proc_bind)}; it is {allowed}")
-    bindings = tuple(
-        {
-            key: check_text(f"proc_bind[{index}][{key!r}], a list such as '0-3,8' or 'all',", numbers)
-            for key, numbers in check_mapping(f"proc_bind[{index}]", binding, "{'cpus': '0-3'}").items()
-        }
-        for index, binding in enumerate(proc_bind)
-    )
-    check_bindings(bindings, per_host, {entry.name: entry.cpus for entry in entries})
-    return "given", bindings

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from monarch_hpc.slurm.inside import JobHere, find_job_here, open_inside
     from monarch_hpc.slurm.job import Lifecycle, Stage
     from monarch_hpc.slurm.nodes.exclusions import Exclusion, Exclusions, exclude_bad_hosts
+    from monarch_hpc.slurm.nodes.growth import earlier_replacements, note_outcome, plan_growth
     from monarch_hpc.slurm.registry import AllocationRecord, Ended, check_name
     from monarch_hpc.slurm.script import Group, Request, plan_group_flags, plan_job_flags, render_salloc, render_script
 
@@ -43,12 +44,15 @@ _HOMES = {
     "Stage": "slurm.job",
     "agents_missing": "slurm.failure",
     "check_name": "slurm.registry",
+    "earlier_replacements": "slurm.nodes.growth",
     "exclude_bad_hosts": "slurm.nodes.exclusions",
     "find_job_here": "slurm.inside",
     "limits_in_words": "slurm.checks.site_rules",
     "look": "slurm.directory",
+    "note_outcome": "slurm.nodes.growth",
     "open_inside": "slurm.inside",
     "plan_group_flags": "slurm.script",
+    "plan_growth": "slurm.nodes.growth",
     "plan_job": "slurm.checks.plan",
     "plan_job_flags": "slurm.script",
     "reason_in_words": "slurm.commands.messages",
@@ -76,12 +80,15 @@ __all__ = [
     "Stage",
     "agents_missing",
     "check_name",
+    "earlier_replacements",
     "exclude_bad_hosts",
     "find_job_here",
     "limits_in_words",
     "look",
+    "note_outcome",
     "open_inside",
     "plan_group_flags",
+    "plan_growth",
     "plan_job",
     "plan_job_flags",
     "reason_in_words",

@@ -36,6 +36,7 @@ from monarch_hpc.slurm.job import (
     IN_FLIGHT_S,
     Lifecycle,
 )
+from monarch_hpc.slurm.nodes.growth import look_joined, prepare_joining
 from monarch_hpc.slurm.owner import current_owner
 from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry
 from monarch_hpc.slurm.script import Request, plan_group_flags, render_salloc, render_script
@@ -59,12 +60,14 @@ class Released:
         left: number of our processes left on each host, as counted by the agents; None if no agent could be asked.
         waited_s: duration of the release, in seconds.
         problem: what the allocation's epilogue says of its failure; empty if it has none, or has not failed.
+        joined: the closed records of the jobs that had joined it.
     """
 
     record: AllocationRecord
     left: Mapping[str, int] | None
     waited_s: float
     problem: str = ""
+    joined: tuple[AllocationRecord, ...] = ()
 
 
 class Allocations:
@@ -169,19 +172,26 @@ class Allocations:
             SlurmBusy: slurmctld did not answer in time; should the job exist, the next command cancels it.
             SlurmCommandError: Slurm refused the job; nothing is left behind.
         """
-        by = self._config.slurm.allocate_by
+        joined = request.joined
+        by = "sbatch" if joined is not None else self._config.slurm.allocate_by
         self.slurm.require(by)
         script = render_script(self._config, request)
         holder = render_salloc(self._config, request) if by == "salloc" else ""
         first = plan_group_flags(self._config, request)[0]
         flags = dict(word[2:].partition("=")[::2] for word in flag_words(first))
         record = AllocationRecord(
-            request.allocation, request.name, request.directory, request.size, current_owner(), time.time()
+            *(request.allocation, request.name, request.directory, request.size, current_owner(), time.time()),
+            joins=joined.allocation if joined is not None else "",
+            first_rank=joined.first_rank if joined is not None else 0,
+            replaces=joined is not None and joined.replaces,
         )
         self.registry.create(record)
         try:
             private_dir(self._config.paths.shared)
-            path = prepare(request.directory, self._config, os.urandom(32), script, request.name)
+            if joined is not None:
+                path = prepare_joining(request.directory, script)
+            else:
+                path = prepare(request.directory, self._config, os.urandom(32), script, request.name)
             job_id = self._hold(record, holder, flags) if holder else self._submit(record, path, flags)
         except SlurmBusy:
             raise
@@ -212,13 +222,14 @@ class Allocations:
             AllocationError: the job runs, but wrote nothing into its directory; the job still exists.
         """
         look_up = partial(queue_snapshot, self.registry, self.slurm)
-        startup = Startup(self._config.slurm, self.registry, self.slurm, look_up, record, min_hosts)
+        view = partial(look_joined, self._home(record), record) if record.joins else partial(look, record.directory)
+        startup = Startup(self._config.slurm, self.registry, self.slurm, look_up, record, min_hosts, view)
         return startup.follow(report, stop)
 
     def release(
         self, record: AllocationRecord, shut_down: Callable[[Path], Mapping[str, int] | None] | None = None
     ) -> Released:
-        """Release an allocation, and return when Slurm's queue no longer lists its job.
+        """Release an allocation, and return when Slurm's queue no longer lists its jobs.
 
         Args:
             record: a live record.
@@ -230,26 +241,36 @@ class Allocations:
             AllocationError: the job still exists after two minutes.
         """
         started = Deadline(_END_S)
-        record = self.registry.request_release(record, record.release_why or _REQUESTED)
-        left = None
+        jobs = [record, *self.registry.joined(record)]
+        jobs = [self.registry.request_release(job, record.release_why or _REQUESTED) for job in jobs]
+        record, left = jobs[0], None
         if shut_down is not None and look(record.directory).ready is not None:
             left = shut_down(record.directory)
         if left is not None:
             await_epilogue(record.directory)
         try:
-            if record.job_id is None:
-                record = self._await_number(record, started)
-            if record.live:
-                # By the job id that squeue lists under our job name: see `SlurmClient.find_job`.
-                for row in self.slurm.queue([record.job_name]):
-                    self.slurm.cancel(row.job_id)
-                self._await_end(record, started)
+            jobs = [self._await_number(job, started) if job.job_id is None else job for job in jobs]
+            names = [job.job_name for job in jobs if job.live]
+            # By the job ids that squeue lists under our job names: see `SlurmClient.find_job`.
+            for row in self.slurm.queue(names) if names else ():
+                self.slurm.cancel(row.job_id)
+            for job in jobs:
+                if job.live:
+                    self._await_end(job, started)
         except SlurmBusy as error:
             error.add_note(f"'{record.name}' is marked for release: the next monarch-hpc command retries it")
             raise
-        if record.live:
-            record = self.registry.close(record, Ended("RELEASED", record.release_why, "monarch-hpc", time.time()))
-        return Released(record, left, started.elapsed_s(), hook_problem(record.directory))
+        ended = Ended("RELEASED", record.release_why, "monarch-hpc", time.time())
+        record, *joined = [self.registry.close(job, ended) if job.live else job for job in jobs]
+        problem = hook_problem(record.directory)
+        return Released(record, left, started.elapsed_s(), problem, tuple(joined))
+
+    def _home(self, record: AllocationRecord) -> AllocationRecord:
+        """The allocation that a job joins."""
+        for one in self.registry.records():
+            if one.allocation == record.joins:
+                return one
+        raise AllocationError(record.name, "has ended, and its record was removed")
 
     def _submit(self, record: AllocationRecord, script: Path, flags: Mapping[str, str]) -> int:
         try:
@@ -315,7 +336,8 @@ class Allocations:
             census = self.reconcile()
             if census.problem is not None:
                 raise census.problem
-            record = next(found for found in census.records if found.allocation == record.allocation)
+            jobs = (*census.records, *census.joined)
+            record = next(found for found in jobs if found.allocation == record.allocation)
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 5.0)
         return record

@@ -22,7 +22,8 @@ class Census:
     """The state of all allocations after records and Slurm's queue were compared.
 
     Args:
-        records: all records, the oldest first.
+        records: those of all allocations, the oldest first.
+        joined: those of the jobs that join them.
         rows: the jobs that squeue listed, by job name.
         changes: what was done, as sentences for the user.
         problem: why Slurm did not answer; the remaining records are unchanged then.
@@ -32,6 +33,7 @@ class Census:
     rows: Mapping[str, QueueRow]
     changes: tuple[str, ...] = ()
     problem: MonarchError | None = None
+    joined: tuple[AllocationRecord, ...] = ()
 
 
 def take_census(registry: Registry, slurm: SlurmClient, max_age_s: float) -> Census:
@@ -42,12 +44,12 @@ def take_census(registry: Registry, slurm: SlurmClient, max_age_s: float) -> Cen
         slurm: Slurm's commands.
         max_age_s: a cached answer of squeue may be this old, in seconds.
     """
-    records = registry.records()
+    records = _give_up_joined(registry, registry.jobs())
     try:
         slurm.require("squeue")
         snapshot = queue_snapshot(registry, slurm, records, max_age_s)
     except (SlurmBusy, SlurmMissing) as error:
-        return Census(records, {}, (), error)
+        return _census(records, {}, (), error)
     rows = snapshot.rows()
     changes: list[str] = []
     settled: list[AllocationRecord] = []
@@ -61,7 +63,30 @@ def take_census(registry: Registry, slurm: SlurmClient, max_age_s: float) -> Cen
             settled.append(record)
             problem = error
     registry.prune(time.time())
-    return Census(tuple(settled), rows, tuple(changes), problem)
+    return _census(settled, rows, changes, problem)
+
+
+def _census(
+    records: Sequence[AllocationRecord],
+    rows: Mapping[str, QueueRow],
+    changes: Sequence[str],
+    problem: MonarchError | None,
+) -> Census:
+    allocations = tuple(record for record in records if not record.joins)
+    return Census(allocations, rows, tuple(changes), problem, tuple(record for record in records if record.joins))
+
+
+def _give_up_joined(registry: Registry, records: Sequence[AllocationRecord]) -> tuple[AllocationRecord, ...]:
+    """Request the release of the jobs that join an allocation which has ended, or is being released."""
+    allocations = {record.allocation: record for record in records if not record.joins}
+    kept = []
+    for record in records:
+        joined = allocations.get(record.joins)
+        over = joined is None or not joined.live or bool(joined.release_why)
+        if record.joins and record.live and not record.release_why and over:
+            record = registry.request_release(record, "the allocation that it joins has ended")
+        kept.append(record)
+    return tuple(kept)
 
 
 def queue_snapshot(
@@ -90,7 +115,7 @@ def _settle(
     if record.live and record.job_id is None:
         lives = owner_lives(record.owner)
         # An owner that is gone may have written the job id, or the end, just before.
-        record = next((new for new in registry.records() if new.allocation == record.allocation), record)
+        record = next((new for new in registry.jobs() if new.allocation == record.allocation), record)
     decision = decide(record, row, lives, time.time())
     if isinstance(decision, AskSlurm):
         detail = slurm.find_job(decision.job_id, record.job_name)

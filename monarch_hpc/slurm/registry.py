@@ -1,6 +1,6 @@
 """The login node's registry of allocations: a folder for each, with a file for each event.
 
-    <state>/<uuid8>/record.json    the intent, written before sbatch is called
+    <state>/<uuid8>/record.json    the intent, written before sbatch is called; also of a job that joins an allocation
     <state>/<uuid8>/job.json       Slurm's job id
     <state>/<uuid8>/release.json   the release was requested
     <state>/<uuid8>/ended.json     how the allocation ended
@@ -71,6 +71,9 @@ class AllocationRecord:
         submitted_s: when sbatch answered, in seconds since the epoch.
         release_why: why its release was requested; empty if it was not.
         ended: how it ended; None while it lives.
+        joins: the uuid of the allocation that its job joins, and whose name it has; empty for an allocation.
+        first_rank: rank of its first host there.
+        replaces: whether its hosts were requested in place of lost ones, by a program that heals.
     """
 
     allocation: str
@@ -83,6 +86,9 @@ class AllocationRecord:
     submitted_s: float | None = None
     release_why: str = ""
     ended: Ended | None = None
+    joins: str = ""
+    first_rank: int = 0
+    replaces: bool = False
 
     @property
     def short_id(self) -> str:
@@ -130,7 +136,7 @@ class Registry:
         self.root = private_dir(root)
 
     def create(self, record: AllocationRecord) -> None:
-        """Write the intent, then claim the name.
+        """Write the intent, then claim the name, if it is not that of the allocation that the job joins.
 
         Raises:
             AllocationError: a live allocation has the name; the intent is removed again.
@@ -139,7 +145,7 @@ class Registry:
         check_name(record.name)
         self._folder(record).mkdir(0o700)
         write_json(self._folder(record) / "record.json", _record_document(record))
-        holder = self._take_name(record)
+        holder = None if record.joins else self._take_name(record)
         if holder is not None:
             shutil.rmtree(self._folder(record))
             raise AllocationError(record.name, _in_use(holder))
@@ -161,7 +167,15 @@ class Registry:
         return replace(record, ended=ended)
 
     def records(self) -> tuple[AllocationRecord, ...]:
-        """Return all records, the oldest first."""
+        """Return the records of all allocations, the oldest first."""
+        return tuple(record for record in self.jobs() if not record.joins)
+
+    def joined(self, record: AllocationRecord) -> list[AllocationRecord]:
+        """Return the live records of the jobs that were asked for to join an allocation, the oldest first."""
+        return [job for job in self.jobs() if job.joins == record.allocation and job.live]
+
+    def jobs(self) -> tuple[AllocationRecord, ...]:
+        """Return all records, the oldest first: of allocations, and of further jobs that join them."""
         found: list[AllocationRecord] = []
         for folder in self._folders():
             # The folder may be new, its record not yet written, or just being removed by `prune`.
@@ -208,7 +222,7 @@ class Registry:
 
     def prune(self, now_s: float) -> None:
         """Remove all but the newest records of ended allocations, and their directories."""
-        ended = [record for record in self.records() if not record.live]
+        ended = [record for record in self.jobs() if not record.live]
         for record in ended[:-_KEPT_ENDED]:
             # Only directories named by us: every allocation's directory is called by its short id.
             if record.directory.name == record.short_id:
@@ -323,6 +337,9 @@ def _record_document(record: AllocationRecord) -> dict[str, object]:
         "num_hosts": record.num_hosts,
         "owner": asdict(record.owner),
         "created_s": record.created_s,
+        "joins": record.joins,
+        "first_rank": record.first_rank,
+        "replaces": record.replaces,
     }
 
 
@@ -348,6 +365,9 @@ def _load_record(folder: Path) -> AllocationRecord:
             num_hosts=str(document["num_hosts"]),
             owner=OwnerProcess(**_object(document["owner"], path)),  # type: ignore[arg-type]  # checked by the schema number
             created_s=float(str(document["created_s"])),
+            joins=str(document.get("joins", "")),
+            first_rank=int(str(document.get("first_rank", 0))),
+            replaces=document.get("replaces") is True,
             job_id=int(str(job["job_id"])) if job else None,
             submitted_s=float(str(job["submitted_s"])) if job else None,
             release_why=str(release["why"]) if release else "",

@@ -19,6 +19,7 @@ from monarch_hpc.slurm.commands.salloc import salloc_flags
 __all__ = [
     "HOOK_FAILED",
     "Group",
+    "JoinedAllocation",
     "Request",
     "complete_tasks",
     "fill_template",
@@ -59,8 +60,27 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedAllocation:
+    """The living allocation that a further job joins.
+
+    Args:
+        allocation: its uuid.
+        directory: its directory.
+        attempt: the number of its attempt.
+        first_rank: rank of the job's first host in it.
+        replaces: see `AllocationRecord`.
+    """
+
+    allocation: str
+    directory: Path
+    attempt: int
+    first_rank: int
+    replaces: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """The request for an allocation.
+    """The request for an allocation, or for a job that joins one.
 
     Args:
         allocation: its uuid, 32 hexadecimal digits.
@@ -71,6 +91,7 @@ class Request:
         options: sbatch options as the user wrote them; later ones win.
         groups: for a heterogeneous job, its components in their order; else empty. They take the place of the three
             fields before.
+        joined: the allocation that it joins; None if it is one itself.
     """
 
     allocation: str
@@ -80,6 +101,7 @@ class Request:
     gpus_per_node: str | None = None
     options: tuple[str, ...] = ()
     groups: tuple[Group, ...] = ()
+    joined: JoinedAllocation | None = None
 
     @property
     def size(self) -> str:
@@ -171,8 +193,12 @@ def render_script(config: Config, request: Request) -> str:
         "\n".join(f"#SBATCH {quoted(word)}" for word in flag_words(flags))
         for flags in plan_group_flags(config, request)
     )
+    joined = request.joined or JoinedAllocation(request.allocation, request.directory, 0, 0)
     values = {
         "batch_flags": "\n#SBATCH hetjob\n".join(components),
+        "home": quoted(str(joined.directory)),
+        "home_attempt": str(joined.attempt) if joined.attempt else "$attempt",
+        "first_rank": str(joined.first_rank),
         "name": request.name if request.name.isprintable() else repr(request.name),
         "directory": quoted(str(request.directory)),
         "groups": " ".join(quoted(group.name) for group in request.groups),
@@ -182,7 +208,7 @@ def render_script(config: Config, request: Request) -> str:
         "prefix": "".join(f"{quoted(word)} " for word in config.agent.prefix),
         "step_flags": "\n    ".join(quoted(word) for word in flag_words(config.slurm.step_flags)),
         "python": quoted(config.agent.python),
-        "allocation": request.allocation,
+        "allocation": joined.allocation,
     }
     return fill_template("alloc.sbatch", values)
 

@@ -12,7 +12,7 @@ from monarch_hpc.core.errors import SlurmBusy
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.commands.jobs import JobDetail
 from monarch_hpc.slurm.commands.states import Phase
-from monarch_hpc.slurm.directory import look
+from monarch_hpc.slurm.directory import Seen
 from monarch_hpc.slurm.failure import agents_missing, job_failed
 from monarch_hpc.slurm.job import Lifecycle, Stage, how_it_ended
 from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot
@@ -75,6 +75,7 @@ class Startup:
         snapshot: returns squeue's output for these records, at most the given number of seconds old.
         record: a record with a job.
         min_hosts: see `Lifecycle`.
+        look: returns what the files show.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Startup:
         snapshot: Callable[[Sequence[AllocationRecord], float], Snapshot],
         record: AllocationRecord,
         min_hosts: int | None,
+        look: Callable[[], Seen],
     ) -> None:
         self._config = config
         self._registry = registry
@@ -92,6 +94,7 @@ class Startup:
         self._snapshot = snapshot
         self._record = record
         self._min_hosts = min_hosts
+        self._look = look
 
     def follow(self, report: Callable[[Lifecycle], None], stop: Callable[[], bool]) -> Lifecycle:
         """Wait until the agents are ready; see `Allocations.follow`."""
@@ -101,7 +104,7 @@ class Startup:
         poll = Deadline(0.0)
         while not stop():
             was_granted = life.granted is not None
-            life = life.see_files(look(self._record.directory), time.monotonic())
+            life = life.see_files(self._look(), time.monotonic())
             just_granted = life.granted is not None and not was_granted
             if poll.passed() or just_granted:
                 # Only an answer that is newer than the grant has the job's end.
@@ -122,7 +125,7 @@ class Startup:
 
     def _see_slurm(self, life: Lifecycle, max_age_s: float) -> Lifecycle:
         # All of the user's waiting commands share one squeue.
-        row = self._snapshot(self._registry.records(), max_age_s).rows().get(self._record.job_name)
+        row = self._snapshot(self._registry.jobs(), max_age_s).rows().get(self._record.job_name)
         if row is not None and row.state.phase.alive:
             if life.granted is not None and row.state.phase is not Phase.RUNNING:
                 # Either requeued, or squeue's answer is older than the files: ask scontrol.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.actor.casts.send_order import SendOrder
-from monarch_hpc.agent.casts.tree import branches, narrow, position_of, rank_at
+from monarch_hpc.agent.casts.tree import branches, growth, narrow, position_of, rank_at
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.testing.simulated_allocation import SimulatedAllocation
@@ -141,10 +142,10 @@ def test_every_host_is_given_to_one_other_and_the_way_is_short(num: int, root: i
     while row:
         below = []
         for rank, interval in row:
-            pieces = branches(interval, position_of(rank, root, num), fanout)
+            pieces = branches(interval, position_of(rank, root), fanout)
             assert len(pieces) <= fanout
             for piece in pieces:
-                head = rank_at(piece[0], root, num)
+                head = rank_at(piece[0], root)
                 assert head not in reached
                 reached[head] = reached[rank] + 1
                 below.append((head, piece))
@@ -164,10 +165,36 @@ def test_pieces_of_the_tree_share_out_the_hosts(
     root %= num
     middle = data.draw(st.integers(0, num))
     wanted = {rank for start, stop in hosts for rank in range(start, stop) if rank < num}
-    parts = [narrow(hosts, piece, root, num) for piece in ((0, middle), (middle, num))]
+    parts = [narrow(hosts, piece, root) for piece in ((0, middle), (middle, num))]
     found = [rank for part in parts for start, stop in part for rank in range(start, stop)]
     assert sorted(found) == sorted(wanted)
-    assert all(position_of(rank, root, num) < middle for start, stop in parts[0] for rank in range(start, stop))
+    assert all(position_of(rank, root) < middle for start, stop in parts[0] for rank in range(start, stop))
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=4), st.integers(0, 99), st.integers(2, 16))
+def test_a_host_is_reached_on_the_same_way_before_and_after_hosts_were_added(
+    added: list[int], root: int, fanout: int
+) -> None:
+    sizes = list(itertools.accumulate(added))
+    root %= sizes[0]
+
+    def ways(num_sizes: int) -> dict[int, int]:
+        """Host -> the host from which it gets casts."""
+        found: dict[int, int] = {}
+        row = [(root, interval) for interval in growth(sizes[:num_sizes])]
+        while row:
+            rank, interval = row.pop()
+            for piece in branches(interval, position_of(rank, root), fanout):
+                head = rank_at(piece[0], root)
+                assert head not in found
+                found[head] = rank
+                row.append((head, piece))
+        return found
+
+    for number in range(1, len(sizes) + 1):
+        now = ways(number)
+        assert sorted([root, *now]) == list(range(sizes[number - 1]))
+        assert now.items() <= ways(len(sizes)).items()
 
 
 # ---- two streams of one sender ----

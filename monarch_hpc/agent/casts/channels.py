@@ -96,14 +96,15 @@ class CastChannels:
 
     # ---- state of hosts and procs ----
 
-    def on_roster(self, hosts: Sequence[HostEntry]) -> None:
-        """Learn the addresses and names of other agents."""
+    def on_roster(self, hosts: Sequence[HostEntry], num_hosts: int) -> None:
+        """Learn the addresses and names of other agents, and the number of hosts."""
         for host in hosts:
             if self._agents_of.get(host.rank, host.incarnation) != host.incarnation:
                 self._on_host_back(host.rank)
             self._agents_of[host.rank] = host.incarnation
             self._addresses[host.rank] = host.addresses
-        self._questions.on_roster(hosts)
+        self._router.grow(num_hosts)
+        self._questions.on_roster(hosts, num_hosts)
 
     def _on_host_back(self, rank: int) -> None:
         """Let go of what belongs to an earlier agent of a host: its channel may not have ended yet."""

@@ -80,12 +80,12 @@ class HostQuestions:
         self._carrier = carrier
         self._records = records
         self._max_bytes = max_answer_bytes
-        self._max_own_bytes = max_answer_bytes // num_hosts
         self._open: OpenQuestions[int] = OpenQuestions(carrier.later, max_answer_bytes)
         self._names: dict[int, str] = {}
 
-    def on_roster(self, hosts: Sequence[HostEntry]) -> None:
-        """Learn the names of other hosts."""
+    def on_roster(self, hosts: Sequence[HostEntry], num_hosts: int) -> None:
+        """Learn the names of other hosts, and the number of all, which grows."""
+        self._num_hosts = self._routes.num_hosts = max(self._num_hosts, num_hosts)
         self._names.update({host.rank: host.name for host in hosts})
 
     def on_ask(self, question: AskHosts, reply: Callable[[Message], None]) -> None:
@@ -98,7 +98,7 @@ class HostQuestions:
         routes: dict[int, AskHosts] = {}
         missing: list[str] = []
         for low, high in branches((question.low, question.high), self._rank, self._fanout):
-            some = narrow(hosts, (low, high), _ROOT, self._num_hosts)
+            some = narrow(hosts, (low, high), _ROOT)
             through = self._routes.through(_ROOT, (low, high)) if some else None
             if through is not None:
                 spans = [list(span) for span in some]
@@ -121,7 +121,7 @@ class HostQuestions:
         for rank, part in routes.items():
             self._carrier.ask_host(rank, replace(part, ticket=ticket))
         if self._rank in asked:
-            self._records.rows(question, self._max_own_bytes, partial(self._take_own, ticket))
+            self._records.rows(question, self._max_bytes // self._num_hosts, partial(self._take_own, ticket))
 
     def _reply(self, question: AskHosts, answer: Answer, reply: Callable[[Message], None]) -> None:
         parts = [portion for portion in answer.portions if question.pieces and parse_part(portion.rows).results]

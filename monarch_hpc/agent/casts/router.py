@@ -16,8 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from monarch_hpc.agent.casts.local_procs import LocalProcs
 from monarch_hpc.agent.casts.open_cast import Branch, OpenCastState
 from monarch_hpc.agent.casts.reduction import Reduction
-from monarch_hpc.agent.casts.tree import TreeRoutes, branches, contains, narrow, position_of
-from monarch_hpc.core.errors import FrameError
+from monarch_hpc.agent.casts.tree import TreeRoutes, branches, contains, growth, narrow, position_of
 from monarch_hpc.wire.casts import (
     Cast,
     Lost,
@@ -97,7 +96,7 @@ class Router(Generic[U]):
         max_frame_bytes: int,
     ) -> None:
         self._rank = rank
-        self._num_hosts = num_hosts
+        self._sizes = [num_hosts]  # the first number of hosts, and those after each growth
         self._fanout = fanout
         self._carrier = carrier
         self._max_frame_bytes = max_frame_bytes
@@ -112,6 +111,12 @@ class Router(Generic[U]):
     def num_in_flight(self) -> int:
         """Number of casts that have not been answered and handled by all."""
         return len(self._open_casts)
+
+    def grow(self, num_hosts: int) -> None:
+        """Learn the number of hosts, which never falls: hosts that leave keep their ranks."""
+        if num_hosts > self._sizes[-1]:
+            self._sizes.append(num_hosts)
+            self._routes.num_hosts = num_hosts
 
     # ---- procs of this host ----
 
@@ -167,14 +172,12 @@ class Router(Generic[U]):
         """
         cast = parse_cast(frame)
         if enters:
-            cast = dataclasses.replace(cast, root=self._rank, low=0, high=self._num_hosts)
+            cast = dataclasses.replace(cast, root=self._rank, low=0, high=self._sizes[-1])
         target = self._targets.get(cast.target)
         if target is None:
             if len(self._targets) >= 1024:  # slices of meshes; an evicted entry is parsed again
                 self._targets.clear()
             target = self._targets[cast.target] = parse_target(cast.target)
-        if cast.root >= self._num_hosts or cast.high > self._num_hosts:
-            raise FrameError(f"a cast to host {max(cast.root, cast.high)} of {self._num_hosts}")
         key = cast.origin, cast.number
         state = OpenCastState(upstream, cast.answered)
         if cast.functions and cast.answered:
@@ -207,9 +210,10 @@ class Router(Generic[U]):
             state.reduction.procs.update(state.places)
 
     def _pass_on(self, key: tuple[int, int], state: OpenCastState[U], cast: Cast) -> None:
-        own = position_of(self._rank, cast.root, self._num_hosts)
-        for piece in branches((cast.low, cast.high), own, self._fanout):
-            some = narrow(cast.hosts, piece, cast.root, self._num_hosts)
+        own = position_of(self._rank, cast.root)
+        intervals = growth(self._sizes) if own == cast.low == 0 else [(cast.low, cast.high)]
+        for piece in [piece for interval in intervals for piece in branches(interval, own, self._fanout)]:
+            some = narrow(cast.hosts, piece, cast.root)
             if not some:
                 continue
             through = self._routes.through(cast.root, piece)

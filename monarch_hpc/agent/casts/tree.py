@@ -1,32 +1,46 @@
 """Routes of casts: the hosts of an allocation form a tree, rooted at the host where a cast enters.
 
-Positions count the hosts from the root on, and wrap around at the end of the allocation. The host responsible for an
-interval of positions keeps its own, splits the rest into at most fan-out pieces, and gives each piece to one host in
-it. The pieces depend only on the interval: all casts that enter at one host take the same route to another host, and
-so keep their order, whatever their targets.
+The root has position 0, and the other hosts follow by rank: the position of a host does not depend on the number of
+hosts, on which agents may disagree for a moment when the allocation grows. The host responsible for an interval of
+positions keeps its own, splits the rest into at most fan-out pieces, and gives each piece to one host in it. The pieces
+depend only on the interval: all casts that enter at one host take the same route to another host, and so keep their
+order, whatever their targets. Hosts that join later are an interval beside that of the others, see `growth`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from monarch_hpc.wire.casts import Spans
 
-__all__ = ["Interval", "TreeRoutes", "branches", "contains", "narrow", "position_of", "rank_at"]
+__all__ = ["Interval", "TreeRoutes", "branches", "contains", "growth", "narrow", "position_of", "rank_at"]
 
 Interval = tuple[int, int]
 """A half-open interval of positions."""
 
 
-def position_of(rank: int, root: int, num_hosts: int) -> int:
+def position_of(rank: int, root: int) -> int:
     """The position of a host in the tree of *root*."""
-    return (rank - root) % num_hosts
+    if rank == root:
+        return 0
+    return rank + 1 if rank < root else rank
 
 
-def rank_at(position: int, root: int, num_hosts: int) -> int:
+def rank_at(position: int, root: int) -> int:
     """The host at a position in the tree of *root*."""
-    return (position + root) % num_hosts
+    if position == 0:
+        return root
+    return position - 1 if position <= root else position
+
+
+def growth(sizes: Sequence[int]) -> list[Interval]:
+    """The intervals of a tree whose number of hosts has grown by *sizes*, the first one first.
+
+    The root passes a cast on for each of them by itself, so that what it has sent to a host before takes no other way
+    than what it sends after.
+    """
+    return list(itertools.pairwise([0, *sizes]))
 
 
 def branches(interval: Interval, own: int, fanout: int) -> list[Interval]:
@@ -42,15 +56,20 @@ def branches(interval: Interval, own: int, fanout: int) -> list[Interval]:
     return before + [(a, b) for a, b in itertools.pairwise(cut) if a < b]
 
 
-def narrow(hosts: Spans, interval: Interval, root: int, num_hosts: int) -> Spans:
+def narrow(hosts: Spans, interval: Interval, root: int) -> Spans:
     """The *hosts* whose position is in *interval*."""
     low, high = interval
-    first, last = root + low, root + high  # as ranks, which may exceed the allocation's size
+    # As ranks: those below the root, the root, those above it.
+    parts = [(max(low, 1) - 1, min(high - 1, root)), (max(low, root + 1), high)]
+    if low <= 0 < high:
+        parts.insert(1, (root, root + 1))
     kept: list[tuple[int, int]] = []
-    for begin, end in ((first - num_hosts, last - num_hosts), (first, last)):
+    for begin, end in parts:
         for start, stop in hosts:
-            a, b = max(start, begin, 0), min(stop, end, num_hosts)
-            if a < b:
+            a, b = max(start, begin), min(stop, end)
+            if a < b and kept and kept[-1][1] == a:
+                kept[-1] = kept[-1][0], b
+            elif a < b:
                 kept.append((a, b))
     return tuple(kept)
 
@@ -65,10 +84,13 @@ class TreeRoutes:
 
     Args:
         usable: whether a host is usable, as far as is known.
+
+    Attributes:
+        num_hosts: the number of hosts, as far as is known; it grows.
     """
 
     def __init__(self, num_hosts: int, usable: Callable[[int], bool]) -> None:
-        self._num_hosts = num_hosts
+        self.num_hosts = num_hosts
         self._usable = usable
         self._chosen: dict[tuple[int, Interval], int] = {}
         self._lost: set[int] = set()
@@ -77,8 +99,8 @@ class TreeRoutes:
         """The host responsible for *piece*; None if none is usable."""
         chosen = self._chosen.get((root, piece))
         if chosen is None:
-            for position in range(*piece):
-                rank = rank_at(position, root, self._num_hosts)
+            for position in range(piece[0], min(piece[1], self.num_hosts)):
+                rank = rank_at(position, root)
                 if rank not in self._lost and self._usable(rank):
                     chosen = self._chosen[root, piece] = rank
                     break

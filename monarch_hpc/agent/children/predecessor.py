@@ -84,7 +84,10 @@ def is_agent_of(words: Sequence[str], uuid: str, rank: int | None) -> bool:
     if "monarch_hpc.agent" not in words or "-m" not in words:
         return False
     options = dict(itertools.pairwise(words))
-    return options.get("--allocation") == uuid and rank in (None, int(options.get("--rank", "-1")))
+    if not all(options.get(name, "0").isdecimal() for name in ("--rank", "--first-rank")):
+        return False
+    place = int(options.get("--first-rank", "0")) + int(options.get("--rank", "-1"))
+    return options.get("--allocation") == uuid and rank in (None, place)
 
 
 def _others() -> Iterator[int]:

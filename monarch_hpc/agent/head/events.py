@@ -49,11 +49,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class HostJoined:
-    """The agent of a host reported; *problem* says why the host cannot be used, and is empty if it can."""
+    """The agent of a host reported; *problem* says why the host cannot be used, and is empty if it can.
+
+    Args:
+        num_hosts: see `Join`.
+    """
 
     peer: int
     entry: HostEntry
     problem: str
+    num_hosts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

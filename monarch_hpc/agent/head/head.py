@@ -130,14 +130,14 @@ class Head:
 
     def on_join(self, link: Link, join: Join) -> None:
         """Add an agent to the roster; a second one on the same host is refused."""
-        problem = self.state.roster.refusal(join.host)
+        problem = self.state.roster.refusal(join.host, join.num_hosts)
         if problem:
             link.send(Refused("", problem))
             link.close(problem)
             return
         if join.problem:
             _log.warning("%s: %s", join.host.name, join.problem)
-        self._apply(events.HostJoined(self._peers.add(link), join.host, join.problem))
+        self._apply(events.HostJoined(self._peers.add(link), join.host, join.problem, join.num_hosts))
         self.inheritance.resume()
         self._announce()
 
@@ -396,5 +396,5 @@ class Head:
         if missing and not self.state.past_deadline:
             return
         hosts = roster.connected()
-        self._send([host.rank for host in hosts], Roster(hosts))
+        self._send([host.rank for host in hosts], Roster(hosts, roster.num_hosts))
         self._changed(hosts, missing)

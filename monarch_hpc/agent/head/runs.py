@@ -175,6 +175,7 @@ def report(
             "rank": slot.entry.rank,
             "name": slot.entry.name,
             "group": slot.entry.group,
+            "job_id": slot.entry.job_id,
             "head": slot.entry.rank == state.rank,
             "state": "lost" if slot.peer is None else slot.life.value,
             "problem": slot.problem or slot.cause,

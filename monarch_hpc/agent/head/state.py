@@ -161,6 +161,7 @@ def apply(state: HeadState, event: Event) -> None:
     """Change *state* by *event*; events about runs and meshes that have ended change nothing."""
     match event:
         case HostJoined():
+            state.roster.grow(event.entry.first_rank, event.num_hosts)
             state.roster.add(event.peer, event.entry, event.problem)
         case HostLifeChanged():
             state.roster.set_life(event.rank, event.life)

@@ -46,8 +46,13 @@ _log = Logger(__name__)
 
 
 def others_to_ask(ready: Ready, rank: int) -> list[ReadyHost]:
-    """Return the hosts whose agent, if it lives, leaves later than that of *rank*: those below it, but the head's."""
-    return [host for host in ready.hosts if host.rank < rank and host.rank != ready.head][:_ASKED]
+    """Return the hosts whose agent, if it lives, leaves later than that of *rank*.
+
+    They are those below it in the same job, but the head's.
+    """
+    job_id = next((host.job_id for host in ready.hosts if host.rank == rank), 0)
+    below = (host for host in ready.hosts if host.rank < rank and host.rank != ready.head)
+    return [host for host in below if not job_id or host.job_id == job_id][:_ASKED]
 
 
 def is_listening(addresses: Iterable[str]) -> bool | None:
@@ -156,6 +161,8 @@ class LastLeave:
     def _write_down(self, job_id: int, why: str) -> None:
         """Leave word for the login side, which would learn from Slurm only that the job was cancelled."""
         folder, kind = self._args.folder, DeathKind.NODE_FAILURE
+        if self._args.first_rank:
+            return  # the files tell of the job that the allocation began with
         try:
             if self._wanted:
                 write_ended(folder, job_id, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.relaunch import HostStanding
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["ANSWER_S", "SlurmQuery"]
 
@@ -26,7 +27,7 @@ _A = TypeVar("_A")
 
 
 class SlurmQuery:
-    """Slurm's word on one job and its hosts.
+    """Slurm's word on an allocation's job, on its hosts, and on those of jobs that have joined it.
 
     Args:
         job_id: the job; None where there is none, and nothing is asked.
@@ -38,6 +39,11 @@ class SlurmQuery:
         self._job_id = job_id
         self._environ = environ
         self._is_silent = False
+        self._jobs: dict[str, int] = {}  # host -> its job, if it is known
+
+    def note_hosts(self, hosts: Iterable[HostEntry]) -> None:
+        """Learn which jobs have which hosts."""
+        self._jobs.update({host.name: host.job_id for host in hosts if host.job_id})
 
     @property
     def has_job(self) -> bool:
@@ -53,7 +59,7 @@ class SlurmQuery:
         if self._job_id is None:
             answered(None)
         else:
-            self._ask(partial(self._read_death, self._job_id, host), host, answered)
+            self._ask(partial(self._read_death, self._jobs.get(host, self._job_id), host), host, answered)
 
     def ask_standing(self, host: str, addresses: Sequence[str], answered: Callable[[HostStanding], None]) -> None:
         """Call *answered* once, on the driver: with whether the job still has *host*, and it works.
@@ -68,7 +74,7 @@ class SlurmQuery:
             answered(HostStanding.UP)
             return
         self._ask(
-            partial(self._read_standing, self._job_id, host, addresses),
+            partial(self._read_standing, self._jobs.get(host, self._job_id), host, addresses),
             host,
             lambda standing: answered(standing or HostStanding.UNKNOWN),
             ANSWER_S + LOOK_S * len(addresses),
@@ -79,7 +85,7 @@ class SlurmQuery:
         if self._job_id is None:
             answered(False)
             return
-        read = partial(self._read_gone, self._job_id, host)
+        read = partial(self._read_gone, self._jobs.get(host, self._job_id), host)
         self._ask(read, host, lambda gone: answered(bool(gone)), _GONE_S)
 
     def _ask(

@@ -99,7 +99,8 @@ class Elections:
     # ---- a follower ----
 
     def on_roster(self, hosts: Sequence[HostEntry]) -> None:
-        """Learn the addresses of other agents."""
+        """Learn the addresses and jobs of other agents."""
+        self._slurm.note_hosts(hosts)
         self._hosts.update({host.rank: host for host in hosts if host.rank != self._own.rank})
 
     def follow(self, place: HeadPlace, head: Voice) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["SlurmWord"]
 
@@ -27,6 +28,10 @@ class SlurmWord:
         """Whether there is a job of which Slurm knows the hosts."""
         return self._slurm.has_job
 
+    def note_hosts(self, hosts: Iterable[HostEntry]) -> None:
+        """Learn which jobs have which hosts."""
+        self._slurm.note_hosts(hosts)
+
     def ask(self, host: str, gone: Callable[[], None]) -> None:
         """Call *gone* if the job runs on without *host*; nothing is asked while an earlier question is open."""
         if self._asking or not self.counts:
@@ -41,8 +46,8 @@ class SlurmWord:
         self._slurm.ask_gone(host, answered)
 
     def ask_rank(self, hosts: Sequence[str], rank: int, gone: Callable[[], None]) -> None:
-        """Ask for the host of this *rank* among all *hosts* of the job, as Slurm names them; empty outside of one."""
-        if rank < len(hosts):
+        """Ask for the host of this *rank* among the *hosts* that are known, as Slurm names them."""
+        if rank < len(hosts) and hosts[rank]:
             self.ask(hosts[rank], gone)
 
     def _rest(self) -> None:

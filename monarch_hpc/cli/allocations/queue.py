@@ -22,7 +22,7 @@ def command() -> int:
     bring forward and jobs of higher priority push back; Slurm makes one for the first jobs of the queue only.
     """
     allocations = Allocations.open(load_for_command({}).config, _PATIENCE_S)
-    names = {record.job_name: record.name for record in allocations.registry.records()}
+    names = {record.job_name: record.name for record in allocations.registry.jobs()}
     waiting = allocations.slurm.waiting()
     rows = [
         [

@@ -50,6 +50,9 @@ def command(name: str | None, num_hosts: int, force: bool) -> int:
     head = query_status(record.directory, _ASK_S)
     if head is None:
         raise AllocationError(record.name, f"its head does not answer; see 'monarch-hpc status {record.name}'")
+    if others := [str(job.job_id) for job in allocations.registry.joined(record) if job.job_id is not None]:
+        jobs = ", ".join(others)
+        raise AllocationError(record.name, f"has grown: 'scancel JOB' gives back the hosts of a further job ({jobs})")
     detail = allocations.slurm.find_job(record.job_id, record.job_name)
     if detail is None:
         raise AllocationError(record.name, f"job {record.job_id} has ended; see 'monarch-hpc status {record.name}'")
@@ -96,7 +99,8 @@ def plan_shrink(name: str, hosts: Sequence[Mapping[str, object]], num_hosts: int
     """
     named = {int(str(host["rank"])): str(host["name"]) for host in hosts}
     if num_hosts > len(named):
-        raise AllocationError(name, f"has {len(named)} hosts, fewer than {num_hosts}; an allocation cannot grow")
+        problem = f"has {len(named)} hosts, fewer than {num_hosts}; 'monarch-hpc alloc --grow' takes more"
+        raise AllocationError(name, problem)
     procs = {int(str(host["rank"])): int(str(host["procs"])) for host in hosts}
     usable = {int(str(host["rank"])): host["state"] != "lost" and not host["problem"] for host in hosts}
     head = {int(str(host["rank"])) for host in hosts if host["head"]}

@@ -43,7 +43,8 @@ def command(name: str | None) -> int:
     if census.problem is not None:
         raise census.problem
     records = [r for r in census.records if r.live] if name is None else [allocations.find(name)]
-    jobs = [(record, usage) for record in records if (usage := _measure(allocations, record)) is not None]
+    further = [job for record in records for job in (record, *allocations.registry.joined(record))]
+    jobs = [(record, usage) for record in further if (usage := _measure(allocations, record)) is not None]
     meters = _meters(allocations, sorted({usage.reservation for _, usage in jobs} - {""}), config.paths.state)
     for meter in meters:
         if warning := idle_warning(meter, config.limits.reservation_idle_min):

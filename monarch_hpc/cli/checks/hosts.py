@@ -55,7 +55,8 @@ def ask_hosts(
             argv = ["sh", "-c", '"$@" || :', "sh", *doctor, "--dial", listener.addresses]
             try:
                 host = ready.hosts[place]
-                answer = json.loads(allocations.slurm.run_on(record.job_id, host.name, argv, _ANSWER_S, host.component))
+                job_id = host.job_id or record.job_id
+                answer = json.loads(allocations.slurm.run_on(job_id, host.name, argv, _ANSWER_S, host.component))
             except (MonarchError, ValueError) as error:
                 advice = "see 'monarch-hpc logs', and 'srun --overlap' by hand"
                 findings.append(Finding(names[place], f"does not answer: {error}", Severity.PROBLEM, advice))

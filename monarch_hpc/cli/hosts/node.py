@@ -23,6 +23,7 @@ from monarch_hpc.slurm import AllocationRecord, Allocations, Exclusion, Exclusio
 from monarch_hpc.slurm.commands.cluster import NodeState
 
 if TYPE_CHECKING:
+    from monarch_hpc.allocation.ready import ReadyHost
     from monarch_hpc.attach.attach import HeadStatus
 
 __all__ = ["command"]
@@ -150,8 +151,9 @@ def check(hosts: str | None, name: str | None) -> int:
     allocations = Allocations.open(config)
     record = _live(allocations, name)
     seen = look(record.directory)
-    known = list(seen.granted.hosts) if seen.granted is not None else []
-    components = {host.name: host.component for host in seen.ready.hosts} if seen.ready is not None else {}
+    places = {host.name: host for host in seen.ready.hosts} if seen.ready is not None else {}
+    granted = seen.granted.hosts if seen.granted is not None else ()
+    known = list(dict.fromkeys([*granted, *places]))
     names = known if hosts is None else expand(hosts)
     strange = [host for host in names if host not in known]
     if strange or not names:
@@ -162,7 +164,7 @@ def check(hosts: str | None, name: str | None) -> int:
         states = {}
         current_output().warn(str(error))
     with ThreadPoolExecutor(_MAX_STEPS) as threads:
-        found = threads.map(lambda host: _examine(allocations, record, host, components.get(host, -1)), names)
+        found = threads.map(lambda host: _examine(allocations, record, host, places), names)
         findings = dict(zip(names, found, strict=True))
     for host in names:
         state = states.get(host)
@@ -176,13 +178,17 @@ def check(hosts: str | None, name: str | None) -> int:
     return _EXIT_BAD if bad else 0
 
 
-def _examine(allocations: Allocations, record: AllocationRecord, host: str, component: int) -> dict[str, str]:
-    assert record.job_id is not None
+def _examine(
+    allocations: Allocations, record: AllocationRecord, host: str, places: Mapping[str, ReadyHost]
+) -> dict[str, str]:
+    place = places.get(host)
+    job_id, component = (place.job_id, place.component) if place is not None else (0, -1)
+    job_id = job_id or record.job_id or 0
     python = read_config(record.directory).agent.python
     order = (python, "-P", "-m", "monarch_hpc.agent.resources.health", str(record.directory))
     began_s = time.time()
     try:
-        printed = allocations.slurm.run_on(record.job_id, host, order, _CHECK_S, component)
+        printed = allocations.slurm.run_on(job_id, host, order, _CHECK_S, component)
         answer = json.loads(printed.splitlines()[-1])
         findings = {str(what): str(text) for what, text in answer["findings"].items()}
         clock_s = float(answer["clock_s"])

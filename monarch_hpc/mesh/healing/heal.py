@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from monarch_hpc.core.arguments import check_seconds, check_texts, shown
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.errors import MeshDied, ProcDied
-from monarch_hpc.mesh.door import block, current_door
+from monarch_hpc.core.errors import AllocationError, ConfigError, MeshDied, ProcDied, SlurmError
+from monarch_hpc.mesh.door import ProgramDoor, block, current_door
 from monarch_hpc.mesh.healing.revivals import Healing
 from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.view import MeshView
@@ -20,10 +20,7 @@ __all__ = ["Healed", "check_policy", "heal_mesh"]
 
 M = TypeVar("M", bound=MeshView)
 
-_POLICIES = ("respawn", "spares", "shrink")
-_LATER = {
-    "replace": "hosts cannot be requested from Slurm for an allocation that runs",
-}
+_POLICIES = ("respawn", "spares", "shrink", "replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,11 @@ def heal_mesh(
         policy: what to try, in this order: ``respawn`` starts dead procs again on their hosts, also on one whose agent
             was lost and is being started again; ``spares`` starts those of lost hosts on hosts without procs of the
             mesh, spare ones first; ``shrink`` leaves out what is still dead: all elements with the same coordinate,
-            along the dimension in which most is left.
-        timeout: seconds for procs and actors to come back; None for config key `procs.heal_s`.
+            along the dimension in which most is left; ``replace`` takes hosts from Slurm in place of lost ones, as
+            `HostMesh.grow` does, within the limits of config keys `heal.max_pending` and `heal.per_hour`, and starts
+            their procs there.
+        timeout: seconds for procs and actors to come back, and for hosts of ``replace`` to come; None for config key
+            `procs.heal_s`.
 
     Returns:
         What was done; no ranks at all if no proc was dead.
@@ -74,7 +74,7 @@ def heal_mesh(
         RuntimeError: this is not the program, the mesh was stopped, or it is the program's own process.
         SpawnError: the procs did not start.
         TypeError: *mesh* is neither a mesh of procs nor one of actors, or *timeout* is not a number.
-        ValueError: an unknown policy, one that does not exist yet, or none.
+        ValueError: an unknown policy, or none.
     """
     begun_s = monotonic()
     healable = mesh._healable() if isinstance(mesh, MeshView) else None
@@ -99,8 +99,11 @@ def heal_mesh(
     away: dict[int, str] = {}
     left = mesh
     for step in steps if steps[0] == "respawn" else ("look", *steps):
-        if step == "spares":
+        if step in ("spares", "replace"):
             asked = [proc.rank for rank, proc in refs.items() if region.rank_of(rank) in dead]
+            if step == "replace" and (problem := _replace(door, number, asked, timeout_s)):
+                dead = {rank: (host, died, problem) for rank, (host, died, _) in dead.items()}
+                continue
             healing = block(door.runtime, door.move_procs(number, asked, timeout_s)) if asked else Healing({}, {})
             moved = {region.rank_of(rank): cause for rank, cause in healing.revived.items()}
             dead.update({region.rank_of(rank): where for rank, where in healing.dead.items()})
@@ -135,13 +138,19 @@ def heal_mesh(
     return Healed(left, respawned, removed, causes, monotonic() - begun_s, hosts)
 
 
+def _replace(door: ProgramDoor, mesh: int, ranks: Sequence[int], timeout_s: float | None) -> str:
+    """Take hosts from Slurm in place of those that procs have lost; return why that was not possible."""
+    try:
+        return "" if door.replace_hosts(mesh, ranks, timeout_s) else "its host is not lost, and is not replaced"
+    except (AllocationError, ConfigError, SlurmError) as error:
+        return str(error)
+
+
 def check_policy(policy: object) -> tuple[str, ...]:
     """The steps of a policy; errors as of `heal_mesh`."""
     steps = (policy,) if isinstance(policy, str) else check_texts("policy", policy, "['respawn', 'spares']")
     allowed = ", ".join(map(repr, _POLICIES))
     for step in steps:
-        if step in _LATER:
-            raise ValueError(f"policy {step!r} does not exist yet: {_LATER[step]}; give {allowed}")
         if step not in _POLICIES:
             raise ValueError(f"policy {shown(step)} is unknown; give {allowed}")
     if not steps:

@@ -108,6 +108,20 @@ class LocalDoor(ProgramDoor):
 
         return self._heal(mesh, choose, timeout_s, respawn=True)
 
+    def replace_hosts(self, mesh: int, ranks: Sequence[int], timeout_s: float | None) -> bool:
+        """Take as many hosts from Slurm as the given procs have lost; return whether there were any to take."""
+        from monarch_hpc.mesh.program.allocations.growing import replace_hosts  # few programs need the Slurm modules
+
+        tenancy = self.tenancies.with_mesh(mesh)
+        if tenancy is None:
+            raise RuntimeError(_STOPPED)
+        procs, fleet = tenancy.fleet.procs_of(mesh), tenancy.fleet
+        places = {fleet.place_of(procs[rank]) for rank in ranks}
+        num_lost = sum(tenancy.absences.is_lost(place) for place in places)
+        if num_lost:
+            replace_hosts(tenancy, num_lost, tenancy.heal_s if timeout_s is None else timeout_s)
+        return num_lost > 0
+
     def _heal(
         self,
         mesh: int,
@@ -240,6 +254,12 @@ class LocalDoor(ProgramDoor):
         else:
             block(self.runtime, self.stop_hosts(HostChoice(choice.allocation, choice.ranks), "its host was shut down"))
             tenancy.dismiss(choice.ranks)
+
+    def grow_hosts(self, allocation: str, num_hosts: int, options: Sequence[str], timeout_s: float | None) -> list[int]:
+        """Take further hosts for an allocation; return their ranks once they have joined."""
+        from monarch_hpc.mesh.program.allocations.growing import grow_allocation  # few programs need the Slurm modules
+
+        return grow_allocation(self._tenancy(allocation), num_hosts, options, timeout_s)
 
     def leave_hosts(self, choice: HostChoice) -> None:
         """End all procs, and give the hosts back unless the allocation outlives this program. Nothing in a fork."""

@@ -53,6 +53,10 @@ class RemoteDoor(ProgramDoor):
         """Raise `RuntimeError`, as `heal_procs`."""
         raise RuntimeError(_HEALS)
 
+    def replace_hosts(self, mesh: int, ranks: Sequence[int], timeout_s: float | None) -> bool:
+        """Raise `RuntimeError`: the program heals its procs."""
+        _refuse("heal")
+
     def keep_procs(self, mesh: int, name: str) -> None:
         """Raise `RuntimeError`: procs that an actor has started end with it."""
         raise RuntimeError("only the program can keep procs, and this is one of its procs")
@@ -102,6 +106,10 @@ class RemoteDoor(ProgramDoor):
     def shut_down_hosts(self, choice: HostChoice) -> None:
         """Raise `RuntimeError`: the hosts belong to the program."""
         _refuse("shut down")
+
+    def grow_hosts(self, allocation: str, num_hosts: int, options: Sequence[str], timeout_s: float | None) -> list[int]:
+        """Raise `RuntimeError`: the hosts belong to the program."""
+        _refuse("add")
 
     def leave_hosts(self, choice: HostChoice) -> None:
         """Raise `RuntimeError`: the hosts belong to the program."""

@@ -1,1 +1,1 @@
-"""The nodes of the cluster, as far as a user remembers something about them."""
+"""The nodes of the cluster: those that a user remembers something about, and those that an allocation takes more of."""

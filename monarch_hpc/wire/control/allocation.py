@@ -40,6 +40,8 @@ class HostEntry:
         group: name of the host's group; empty in an allocation without groups.
         component: of a heterogeneous job, that has the host; -1 in any other.
         incarnation: that of its agent, hexadecimal; a later agent of the same host has another.
+        job_id: the Slurm job that has the host; 0 without one. An allocation that has grown has several jobs.
+        first_rank: rank of the first host of that job; 0 in the job that the allocation began with.
     """
 
     rank: int
@@ -55,21 +57,34 @@ class HostEntry:
     group: str = ""
     component: int = -1
     incarnation: str = ""
+    job_id: int = 0
+    first_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Join(Message):
-    """Agent to head: join the allocation. *problem* describes a fault of the host; empty if there is none."""
+    """Agent to head: join the allocation.
+
+    Args:
+        problem: describes a fault of the host; empty if there is none.
+        num_hosts: the number of hosts of the allocation up to the last one of this host's job.
+    """
 
     host: HostEntry
     problem: str
+    num_hosts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Roster(Message):
-    """Head to agents: all hosts of the allocation."""
+    """Head to agents: the hosts of the allocation that have an agent.
+
+    Args:
+        num_hosts: the number of all, whose ranks are below it.
+    """
 
     hosts: list[HostEntry]
+    num_hosts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +106,7 @@ class HostEnded(Message):
 
 @dataclass(frozen=True, slots=True)
 class HostReturned(Message):
-    """Head to controller: a host that was lost has an agent again, and none of its earlier procs."""
+    """Head to controller: a host that was lost has an agent again, and none of its earlier procs; or it was added."""
 
     run: str
     host: HostEntry

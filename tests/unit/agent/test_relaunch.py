@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,18 @@ N2 = HostEntry(2, "n2", [], 1, "3.11", "0.1", [0], [], 1, {}, "gpu", 1)
 def test_an_agent_gets_the_words_of_the_head_and_its_own_place() -> None:
     words = agent_words((*HEAD, "--group", "cpu", "--component", "0", "--ready", "5"), N2)
     parser = argparse.ArgumentParser()
-    for name in ("rank", "directory", "attempt", "num-hosts", "allocation", "group", "component", "ready", "held"):
+    for name in (
+        "rank",
+        "directory",
+        "attempt",
+        "num-hosts",
+        "allocation",
+        "group",
+        "component",
+        "ready",
+        "held",
+        "first-rank",
+    ):
         parser.add_argument(f"--{name}")
     parser.add_argument("--again", action="store_true")
     found = parser.parse_args(words)
@@ -27,6 +39,8 @@ def test_an_agent_gets_the_words_of_the_head_and_its_own_place() -> None:
     command = ["python", "-P", "-m", "monarch_hpc.agent", *words]
     assert is_agent_of(command, "abcd", 2)
     assert not is_agent_of(command, "abcd", 0) and not is_agent_of(command, "dcba", 2)
+    added = agent_words(HEAD, replace(N2, rank=6, first_rank=4, job_id=9))
+    assert is_agent_of(["python", "-m", "monarch_hpc.agent", *added], "abcd", 6), "ranks count from that of its job"
     assert not is_agent_of(["srun", "bash", "agent.sh", "python", *words], "abcd", 2), "a step is not an agent"
 
 

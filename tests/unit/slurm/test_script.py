@@ -215,7 +215,7 @@ def test_a_hook_runs_in_the_scripts_shell(tmp_path: Path, lines: list[str], stat
 
 def test_a_prefix_stands_before_the_agent(tmp_path: Path) -> None:
     script = render_script(config(tmp_path, {"agent.prefix": ["apptainer", "exec", "a b.sif"]}), request())
-    assert 'agent=(\n    apptainer exec "a b.sif" bash "$directory/agent.sh" /py\n' in script
+    assert 'agent=(\n    apptainer exec "a b.sif" bash "$home/agent.sh" /py\n' in script
 
 
 def test_without_step_flags_the_step_is_still_one_command(tmp_path: Path) -> None:

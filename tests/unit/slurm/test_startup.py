@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from monarch_hpc.allocation.ready import write_ready
 from monarch_hpc.config.load import load
 from monarch_hpc.core.storage.files import write_json
 from monarch_hpc.slurm.commands.client import SlurmClient
+from monarch_hpc.slurm.directory import look
 from monarch_hpc.slurm.job import Lifecycle, Stage
 from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot
 from monarch_hpc.slurm.startup import PollInterval, Startup
@@ -42,7 +44,9 @@ def test_a_clock_that_is_set_while_agents_start_costs_nobody_a_job(
             write_ready(folder, ready(["n1"]))
 
     slurm = SlurmClient({"PATH": str(tmp_path)}, 1.0)
-    startup = Startup(load().config.slurm, Registry(tmp_path / "state"), slurm, snapshot, made, None)
+    startup = Startup(
+        load().config.slurm, Registry(tmp_path / "state"), slurm, snapshot, made, None, partial(look, made.directory)
+    )
     assert startup.follow(tell, lambda: len(stages) > 2).stage is Stage.READY
     assert stages == [Stage.GRANTED, Stage.GRANTED, Stage.READY]
 

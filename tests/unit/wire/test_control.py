@@ -38,7 +38,7 @@ _HOST = HostEntry(
     "message",
     [
         *sample_messages(),
-        Roster([_HOST, _HOST]),
+        Roster([_HOST, _HOST], 2),
         Output(ProcKey("r1", 1, 2, 0), "out", ["a\x1b[31m", "é"], 3),
         ShutDownDone({}),
     ],
@@ -83,7 +83,7 @@ def test_whole_numbers_pass_for_seconds() -> None:
         (b'{"op":"StopProcs","run":"r","mesh":1,"hosts":[0]}', "grace_s"),
         (b'{"op":"StopProcs","run":"r","mesh":true,"hosts":[0],"grace_s":1}', "StopProcs.mesh"),
         (b'{"op":"StopProcs","run":"r","mesh":1,"hosts":["0"],"grace_s":1}', "StopProcs.hosts"),
-        (b'{"op":"Join","host":{"rank":0},"problem":""}', "Join.host"),
+        (b'{"op":"Join","host":{"rank":0},"problem":"","num_hosts":1}', "Join.host"),
     ],
 )
 def test_what_is_no_message_is_refused_in_words(body: bytes, problem: str) -> None:

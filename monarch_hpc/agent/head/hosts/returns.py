@@ -87,6 +87,9 @@ class HostReturns:
                 self._forget(event.entry.rank)
                 if self.state.roster.usable(event.entry.rank):
                     self._tell(lambda run: HostReturned(run, event.entry))
+            case HostJoined() if self.state.past_deadline or event.entry.first_rank:
+                if self.state.roster.usable(event.entry.rank):
+                    self._tell(lambda run: HostReturned(run, event.entry))
             case HostFreed():
                 self._forget(event.rank)
             case ShutdownBegan() if self._work is not None:

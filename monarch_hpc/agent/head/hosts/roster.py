@@ -36,22 +36,40 @@ class HostSlot:
 
 @dataclass(slots=True)
 class HostRoster:
-    """The agents of *num_hosts* hosts, some of which may have been *freed* since."""
+    """The agents of *num_hosts* hosts, some of which may have been *freed* since.
+
+    Attributes:
+        waiting: ranks of hosts that were asked for, and whose job has not begun: a later one has.
+    """
 
     num_hosts: int
     freed: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
     _slots: dict[int, HostSlot] = field(default_factory=dict)
 
-    def refusal(self, entry: HostEntry) -> str:
-        """Return why another agent cannot join, empty if it can."""
+    def refusal(self, entry: HostEntry, num_hosts: int = 0) -> str:
+        """Return why another agent cannot join, empty if it can.
+
+        Args:
+            num_hosts: see `grow`.
+        """
         slot = self._slots.get(entry.rank)
         if slot is not None and slot.peer is not None:
             return f"host {entry.rank} has an agent already: process {slot.entry.pid} on {slot.entry.name}"
-        if not 0 <= entry.rank < self.num_hosts:
+        added = 0 < entry.first_rank <= entry.rank < num_hosts
+        if not 0 <= entry.rank < self.num_hosts and not added:
             return f"there is no host {entry.rank} among {self.num_hosts}"
         if entry.rank in self.freed:
             return f"host {entry.rank} was given back"
         return ""
+
+    def grow(self, first_rank: int, num_hosts: int) -> None:
+        """Count in the hosts from *first_rank* up to *num_hosts*, of a job that has joined the allocation."""
+        if not first_rank:
+            return
+        self.waiting.update(range(self.num_hosts, num_hosts))
+        self.waiting.difference_update(range(first_rank, num_hosts))
+        self.num_hosts = max(self.num_hosts, num_hosts)
 
     def add(self, peer: int, entry: HostEntry, problem: str) -> None:
         """Add an agent, in place of a lost one. A host that the user has taken out of use stays so."""
@@ -135,12 +153,14 @@ class HostRoster:
         return {
             rank: self.absence(rank)
             for rank in range(self.num_hosts)
-            if rank not in self.freed and (rank not in self._slots or self._slots[rank].problem)
+            if rank not in self.freed | self.waiting and (rank not in self._slots or self._slots[rank].problem)
         }
 
     def absence(self, rank: int) -> str:
         """Return why a host cannot be used."""
         slot = self._slots.get(rank)
+        if slot is None and rank in self.waiting:
+            return "the host is of a Slurm job that has not begun"
         if slot is None:
             return "the host was given back" if rank in self.freed else "its agent did not report"
         if slot.peer is not None and slot.drained:

@@ -39,7 +39,8 @@ class HostAbsences:
                 failed(cause)
 
     def end(self, rank: int) -> bool:
-        """Handle the return of a host; return whether its loss was known."""
+        """Handle the return of a host, or the news of another one; return whether its loss was known."""
+        self._num_hosts = max(self._num_hosts, rank + 1)
         known = self._lost.pop(rank, None) is not None
         for then, _ in self._waiting.pop(rank, ()):
             then()

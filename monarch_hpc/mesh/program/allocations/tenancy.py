@@ -29,7 +29,7 @@ from monarch_hpc.mesh.program.allocations.own_tables import own_tables
 from monarch_hpc.mesh.program.allocations.retelling import Unsent, opening, retell
 from monarch_hpc.mesh.program.kept.requests import make_kept
 from monarch_hpc.mesh.program.procs.announcements import Announcements
-from monarch_hpc.mesh.program.procs.death_reports import DeathReports, calls_of
+from monarch_hpc.mesh.program.procs.death_reports import DeathReports, calls_of, cause_of
 from monarch_hpc.mesh.program.procs.deaths import Deaths
 from monarch_hpc.mesh.program.procs.fleet import Fleet
 from monarch_hpc.mesh.program.procs.replacing import make_revivals
@@ -153,8 +153,7 @@ class Tenancy:
             AllocationError: the head refuses the run or this process, or does not answer.
             TransportError: the head cannot be reached.
         """
-        node = self._runtime.node
-        here = os.uname().nodename
+        node, here = self._runtime.node, os.uname().nodename
         self.head = join(node, self.directory).channel
         try:
             self.send(self._opening())
@@ -170,8 +169,7 @@ class Tenancy:
         self.rank = find_own_rank(self.ready, self.hosts, names)
 
     def _opening(self) -> OpenRun:
-        opened = self._opened_for
-        return opening(self.run, self._owner, opened.on_loss, self._hold_s, opened.takes)
+        return opening(self.run, self._owner, self._opened_for.on_loss, self._hold_s, self._opened_for.takes)
 
     def send(self, message: Message) -> None:
         """Send a message to the head.
@@ -345,7 +343,7 @@ class Tenancy:
             return
         self._printer.flush_soon()
         reason, again = self.fleet.reason(ended.mesh), False
-        cause = (f"it was stopped: {reason}" if reason else "it was stopped") if ended.expected else ended.cause
+        cause = cause_of(ended, reason)
         if ended.expected:
             self.revivals.on_death(proc, cause, final=True)
         else:
@@ -353,10 +351,9 @@ class Tenancy:
             cause, again = self.revivals.on_death(proc, cause, succeeded=ended.succeeded, last_lines=ended.last_lines)
             self._printer.put(f"{words}; it is started again\n" if again else f"{words}\n")
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
-        handled = again or self.fleet.ends_with_policy(proc.mesh)
         kind, last_lines = DeathKind.parse(ended.kind), tuple(ended.last_lines)
         death = Death(kind, cause, "", proc.rank, last_lines, ended.expected, running=calls_of(ended))
-        self._record_death(proc, death, handled=handled)
+        self._record_death(proc, death, handled=again or self.fleet.ends_with_policy(proc.mesh))
 
     def _place(self, host: str) -> str:
         """A host in words; with the allocation if the program has several."""
@@ -382,8 +379,11 @@ class Tenancy:
 
     def _on_host_returned(self, host: HostEntry) -> None:
         known = self.hosts.get(host.rank)
+        if known is not None and known.incarnation == host.incarnation and not self.absences.is_lost(host.rank):
+            return  # its agent has joined the head of a later term
         self.fleet.hosts[host.rank] = host
-        self._printer.put(f"monarch-hpc: host {self._place(host.name)} is back, without its procs\n")
+        what = "was added" if known is None else "is back, without its procs"
+        self._printer.put(f"monarch-hpc: host {self._place(host.name)} {what}\n")
         if not self.absences.end(host.rank) and known is not None:  # the end of its earlier agent was not reported
             self._on_host_lost(host.rank, "its agent was started again", DeathKind.UNKNOWN)
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.core.death import Death
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.mesh.plan import MeshOwner
 from monarch_hpc.mesh.program.procs.deaths import Deaths
 from monarch_hpc.mesh.program.procs.fleet import Fleet
 from monarch_hpc.mesh.program.procs.quarantine import Quarantine
 from monarch_hpc.wire.control.procs import ProcEnded
 
-__all__ = ["DeathReports", "calls_of"]
+__all__ = ["DeathReports", "calls_of", "cause_of"]
 
 
 class DeathReports:
@@ -62,6 +62,13 @@ class DeathReports:
         name = self._fleet().name_of(proc.mesh) or "procs"
         where = f"proc {proc.rank} of {name} on {self._place(proc.host)}"
         return MeshFailure(name, proc.rank, where, death.cause, kind=death.kind)
+
+
+def cause_of(ended: ProcEnded, reason: str) -> str:
+    """Why a proc has ended; *reason* is what the one said who stopped its mesh, empty if nobody did."""
+    if not ended.expected or (ended.kind != DeathKind.STOPPED.value and not reason):
+        return ended.cause  # or why its host is lost, because of which it was asked to end
+    return f"it was stopped: {reason}" if reason else "it was stopped"
 
 
 def calls_of(ended: ProcEnded) -> tuple[tuple[int, int], ...]:

@@ -31,7 +31,7 @@ class Host:
         self.usable = set(range(num_hosts))
         usable = self.usable.__contains__
         self.questions = HostQuestions(rank, num_hosts, fanout, usable, self, self, max_bytes)
-        self.questions.on_roster([entry(other) for other in range(num_hosts) if other in self.usable])
+        self.questions.on_roster([entry(other) for other in range(num_hosts) if other in self.usable], num_hosts)
 
     def rows(self, question: AskHosts, max_bytes: int, take: Callable[[Portion | None], None]) -> None:
         rows = self._tree.part_of(self.rank) if question.pieces else f"[[{self.rank}]]"

@@ -130,7 +130,7 @@ def test_the_roster_goes_out_when_all_are_there() -> None:
     assert (world.written, world.take_all()) == ([], [[], []])
     world.join(0)
     assert world.written == [([0, 1], {})]
-    assert world.take_all() == [[Roster([entry(0), entry(1)])]] * 2
+    assert world.take_all() == [[Roster([entry(0), entry(1)], 2)]] * 2
 
 
 def test_the_deadline_names_who_is_missing_and_late_ones_are_welcome() -> None:

@@ -90,6 +90,15 @@ def stages(world: World) -> list[str]:
     return [event.what for event in world.events if isinstance(event, HostReturnChanged)]
 
 
+def test_programs_learn_of_hosts_that_were_added(world: World, client: Party) -> None:
+    added = Party()
+    host = replace(entry(4), job_id=8, first_rank=4)
+    world.head.on_join(added, Join(host, "", 5))
+    assert client.take() == [HostReturned("1", host)]
+    assert added.take() == [Roster([entry(0), entry(1), entry(2), host], 5)]
+    assert world.head.state.roster.missing() == {}
+
+
 def test_a_host_is_lost_launched_and_back(world: World, client: Party, work: Work) -> None:
     lose(world, 1)
     assert client.take() == [HostEnded("1", 1, CUT, returning=True)]
@@ -99,7 +108,7 @@ def test_a_host_is_lost_launched_and_back(world: World, client: Party, work: Wor
     host = join(world, 1, "b")
     assert client.take() == [HostReturned("1", host)]
     assert world.head.state.roster.usable(1)
-    assert world.agents[2].take()[-1] == Roster([entry(0), host, entry(2)])
+    assert world.agents[2].take()[-1] == Roster([entry(0), host, entry(2)], 3)
     # The end of the step of an agent that has joined is no failure of its start.
     lose(world, 1)
     assert client.take() == [HostEnded("1", 1, CUT, incarnation="b", returning=True)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from monarch_hpc.agent.head.hosts.roster import HostRoster
+from monarch_hpc.wire.control.allocation import HostEntry
 from tests.unit.agent.head.test_head import entry
 
 
@@ -72,3 +75,30 @@ def test_messages_go_to_connected_agents_only(hosts: Hosts) -> None:
     hosts.join(0, "a problem"), hosts.join(1)
     hosts.roster.lose(1, "gone")
     assert hosts.roster.peers([0, 1, 2, 7]) == [10]
+
+
+def added(rank: int, first_rank: int) -> HostEntry:
+    return replace(entry(rank), job_id=8, first_rank=first_rank)
+
+
+def test_the_hosts_of_a_further_job_follow_those_of_the_jobs_before(hosts: Hosts) -> None:
+    roster = hosts.roster
+    for rank in range(3):
+        hosts.join(rank)
+    assert roster.refusal(added(5, 5), 7) == ""
+    roster.grow(5, 7)  # the job of ranks 3 and 4 waits in the queue
+    roster.add(15, added(5, 5), "")
+    assert (roster.num_hosts, roster.missing()) == (7, {6: "its agent did not report"})
+    assert [roster.absence(rank) for rank in (3, 6)] == [
+        "the host is of a Slurm job that has not begun",
+        "its agent did not report",
+    ]
+    assert roster.refusal(added(4, 3), 5) == ""
+    roster.grow(3, 5)
+    assert sorted(roster.missing()) == [3, 4, 6]
+    assert [host.rank for host in roster.hosts()] == [0, 1, 2, 5]
+
+
+@pytest.mark.parametrize(("first_rank", "num_hosts"), [(0, 7), (6, 7), (5, 5)], ids=["no job", "below it", "above it"])
+def test_a_host_outside_of_its_job_is_refused(hosts: Hosts, first_rank: int, num_hosts: int) -> None:
+    assert hosts.roster.refusal(added(5, first_rank), num_hosts) == "there is no host 5 among 3"
