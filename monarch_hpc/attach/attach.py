@@ -131,8 +131,7 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
 
         host, python, component = ready.head_name, config.agent.python, ready.component_of(ready.head)
         ended, hosts = ended_path(directory), _listen_hosts(config) if config.fabric.dial_back else []
-        ports = config.fabric.port_range
-        relay = SlurmRelay(engine, job_id, host, python, ended, component, hosts, ports)
+        relay = SlurmRelay(engine, job_id, host, python, ended, component, hosts, config.fabric.port_range)
     if role is Role.CONTROLLER:
         raise_file_limit()
         node.own_memory.cross_memory.use(config.fabric.order)
