@@ -47,9 +47,7 @@ class Overview:
     missing: list[str]
 
 
-def read_overview(
-    directory: Path, names: Collection[str], timeout_s: float, head: HeadClient | None = None
-) -> Overview:
+def read_overview(directory: Path, names: Collection[str], timeout_s: float, head: HeadClient | None) -> Overview:
     """Return the rows of those of some tables that are in `OVERVIEW`.
 
     Args:

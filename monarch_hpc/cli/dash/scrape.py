@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,13 +55,13 @@ class Scraper:
 
     def _scrape(self, name: str, directory: Path) -> Scrape:
         from monarch_hpc.allocation.settings import read_config
-        from monarch_hpc.attach.attach import query_rows
+        from monarch_hpc.attach.attach import HeadClient, query_rows
         from monarch_hpc.attach.overview import read_overview
 
         absent: set[str] = set()
 
         def ask(table: Table[R], where: Mapping[str, object]) -> list[R]:
-            answer = query_rows(directory, table, _WAIT_S, where)
+            answer = query_rows(head, table, _WAIT_S, where)
             if answer is None:
                 raise TimeoutError
             absent.update(answer.missing, answer.left_out)
@@ -68,17 +69,18 @@ class Scraper:
 
         try:
             slack_s = _FRESH_SAMPLES * read_config(directory).telemetry.sample_s
-            overview = read_overview(directory, [HOSTS.name], _WAIT_S)
-            return Scrape(
-                name,
-                True,
-                hosts=HOSTS.read(overview.rows[HOSTS.name]),
-                procs=ask(PROCS, self._where),
-                calls=ask(CALLS, self._where),
-                host_samples=self._latest(name, HOST_SAMPLES, ask, lambda one: one.host, slack_s),
-                gpu_samples=self._latest(name, GPU_SAMPLES, ask, lambda one: (one.host, one.uuid), slack_s),
-                num_missing=len(absent),  # after all answers
-            )
+            with contextlib.closing(HeadClient(directory)) as head:
+                overview = read_overview(directory, [HOSTS.name], _WAIT_S, head)
+                return Scrape(
+                    name,
+                    True,
+                    hosts=HOSTS.read(overview.rows[HOSTS.name]),
+                    procs=ask(PROCS, self._where),
+                    calls=ask(CALLS, self._where),
+                    host_samples=self._latest(name, HOST_SAMPLES, ask, lambda one: one.host, slack_s),
+                    gpu_samples=self._latest(name, GPU_SAMPLES, ask, lambda one: (one.host, one.uuid), slack_s),
+                    num_missing=len(absent),  # after all answers
+                )
         except (MonarchError, OSError):
             return Scrape(name, False)
 
