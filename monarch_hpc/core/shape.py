@@ -10,7 +10,7 @@ from dataclasses import replace
 from monarch_hpc.core.arguments import check_number, check_text, check_texts, shown
 from monarch_hpc.core.dataclass import dataclass
 
-__all__ = ["Extent", "Point", "Region"]
+__all__ = ["Extent", "Point", "Region", "contiguous_strides"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -373,3 +373,13 @@ def _split(label: str, size: int, parts: tuple[str, ...], given: Mapping[str, in
     if len(extent) != size:
         raise ValueError(f"{label} has size {size}, its parts {extent} make up {len(extent)}")
     return extent
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of an array of *shape* without gaps, in elements; a dimension of size 0 counts as 1, as in torch."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -11,7 +11,7 @@ import torch
 
 from monarch_hpc.core.arguments import check_instance
 from monarch_hpc.core.errors import DeviceMeshError
-from monarch_hpc.core.shape import Region
+from monarch_hpc.core.shape import Region, contiguous_strides
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.backward import issue_backward
 from monarch_hpc.tensor.ops.dispatch import dispatch, put
@@ -185,7 +185,7 @@ class MeshOperations:
         if inplace:
             view.engine.emit(view, [*head, 0, 1, *typed])
             return tensor
-        made = Meta.make(shape, _contiguous(shape), meta.dtype, meta.device, False, True)
+        made = Meta.make(shape, contiguous_strides(shape), meta.dtype, meta.device, False, True)
         number = view.engine.emit(view, [*head, -1, 0, *typed], 1)
         result = MeshTensor.make(number, view, made)
         if out is None:
@@ -236,7 +236,7 @@ class MeshOperations:
         typed = [tag, DTYPES.index(str(meta.dtype).removeprefix("torch.")), len(meta.shape), *meta.shape]
         key = "to_mesh", source.region, target.region
         shape = tuple(meta.shape)
-        made = Meta.make(shape, _contiguous(shape), meta.dtype, meta.device, False, True)
+        made = Meta.make(shape, contiguous_strides(shape), meta.dtype, meta.device, False, True)
         with engine.lock:
             spec = engine.template(key, lambda: TransferSpec(pairs), source)
             engine.emit(source, [spec, tensor._h.number, 0, *typed])
@@ -256,7 +256,7 @@ class MeshOperations:
         for dim, size in zip(dims, extent.shape, strict=True):
             if dim >= 0:
                 shape[dim] *= size
-        made = Meta.make(tuple(shape), _contiguous(tuple(shape)), tensor.dtype, tensor.device, False, True)
+        made = Meta.make(tuple(shape), contiguous_strides(shape), tensor.dtype, tensor.device, False, True)
         arguments = [Ref(tensor._h.number), dims, made.shape, made.stride, False]
         number = call_by_name(view, "global_from_shards", arguments, [tensor._h.number])
         return derived(number, view, tensor, made, sharded=view)
@@ -376,12 +376,3 @@ def _pairs(source: Region, target: Region) -> tuple[tuple[int, int], ...]:
         chosen = source.slice(**{name: point[name] for name in sizes})
         pairs.append((chosen.base_rank(0), target.base_rank(rank)))
     return tuple(pairs)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

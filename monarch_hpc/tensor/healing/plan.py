@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.shape import contiguous_strides
 from monarch_hpc.tensor.healing.boxes import box_of, covering, shape_of, within
 from monarch_hpc.tensor.stream.holdings import Box, Held, HeldPart, MemoryTransfer, PartTransfer
 from monarch_hpc.tensor.stream.records import MeshSpec
@@ -192,7 +193,9 @@ class _Filling:
         """Plan to rebuild a value, and those that are windows to the same elements, in new memory."""
         place, is_new = self._place(rank, ("new", leader, 0))
         shape = shape_of(wanted)
-        self._plan.pieces[rank][number] = piece._replace(storage=place, offset=0, shape=shape, stride=_strides(shape))
+        self._plan.pieces[rank][number] = piece._replace(
+            storage=place, offset=0, shape=shape, stride=contiguous_strides(shape)
+        )
         if not is_new:
             return
         for (source, box), shared in found:
@@ -218,15 +221,6 @@ class _Filling:
         """Whether no other value shares the memory of this one."""
         one = next(one for one in self._held.values() if number in one.pieces)
         return sum(piece.storage == one.pieces[number].storage for piece in one.pieces.values()) == 1
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _drop(held: Mapping[int, Held], plan: FillPlan) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from monarch_hpc.core.shape import contiguous_strides
 from monarch_hpc.tensor.ops.meta import GraphConversion, GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, SHARDED_CALLS, CallRequest
 from monarch_hpc.wire.serializer import dumps
 
-__all__ = ["call_by_name", "contiguous_strides", "derived", "new_tensor"]
+__all__ = ["call_by_name", "derived", "new_tensor"]
 
 
 def call_by_name(view: View, name: str, args: Sequence[Any], refs: Sequence[int], num_outs: int = 1) -> int:
@@ -37,12 +38,6 @@ def new_tensor(number: int, view: View, shape: Sequence[int], dtype: torch.dtype
     sizes = tuple(shape)
     meta = Meta.make(sizes, contiguous_strides(sizes), dtype, torch.device("cpu"), grads, True)
     return MeshTensor.make(number, view, meta, GraphLeaf(number) if grads else None)
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    with torch._C.DisableTorchFunction():
-        return tuple(torch.empty(shape, device="meta").stride())
 
 
 def derived(number: int, view: View, source: MeshTensor, meta: Meta, sharded: View | None = None) -> MeshTensor:

@@ -11,11 +11,12 @@ import torch
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import completed
 from monarch_hpc.core.errors import DeviceMeshError
+from monarch_hpc.core.shape import contiguous_strides
 from monarch_hpc.tensor.operations import MeshOperations
 from monarch_hpc.tensor.ops.meta import Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.reading import read_values, reread
-from monarch_hpc.tensor.sharded.calls import call_by_name, contiguous_strides, derived
+from monarch_hpc.tensor.sharded.calls import call_by_name, derived
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, even_shard_shape, place_dims
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import Ref

@@ -12,11 +12,11 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.utils._pytree import tree_map
 
 from monarch_hpc.core.arguments import check_instance
+from monarch_hpc.core.shape import contiguous_strides
 from monarch_hpc.tensor.fetch import read_on_all
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.meta import Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.sharded.calls import contiguous_strides
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import Ref
 from monarch_hpc.tensor.training.calls import Issued, held

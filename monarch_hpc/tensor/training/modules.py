@@ -12,12 +12,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from monarch_hpc.core.shape import contiguous_strides
 from monarch_hpc.tensor.ops.dispatch import dispatch, put
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.infer import autocasts, tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.sharded.calls import contiguous_strides
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import ModulePlan, Ref
 from monarch_hpc.tensor.training.calls import Issued, held

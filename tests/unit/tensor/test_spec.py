@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch_hpc.core.shape import Extent
+from monarch_hpc.core.shape import Extent, contiguous_strides
 from monarch_hpc.tensor.sharded.spec import even_shard_shape, place_dims, shard_slices
 
 GRID = Extent(("dp", "tp"), (4, 2))
@@ -62,3 +62,9 @@ def test_even_shards_have_one_shape() -> None:
     assert even_shard_shape((8, 6), (0, 1), GRID) == (2, 3)
     with pytest.raises(ValueError, match=r"dimension 0 of shape \(6, 6\) cannot be split evenly over dp \(4 ranks\)"):
         even_shard_shape((6, 6), (0, 1), GRID)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (2, 0, 3), (0,), (1, 5)])
+def test_contiguous_strides_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch")
+    assert contiguous_strides(shape) == torch.empty(shape).stride()

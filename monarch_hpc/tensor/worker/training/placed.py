@@ -11,10 +11,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from monarch_hpc.core.shape import contiguous_strides
+
 __all__ = ["batch_dims_of", "behind_dtensor", "dims_of_group", "placed_as", "placements_on"]
 
 _NUM_CACHED = 1024
-"""Number of shapes whose parts and strides are at hand."""
+"""Number of shapes whose parts are at hand."""
 
 
 def batch_dims_of(out_dims: tuple[int, ...], ndim: int) -> tuple[bool, ...]:
@@ -65,7 +67,7 @@ def placed_as(
                 f"{what} {tuple(own.shape)} on this rank, where its part of {tuple(shape)} is {expected}: "
                 "out_spec= must say how results are split, and arguments must be distributed likewise"
             )
-    stride = _strides_of(tuple(shape))
+    stride = contiguous_strides(shape)
     made: DTensor = DTensor.from_local(own, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
     return made
 
@@ -76,11 +78,6 @@ def placed_as(
 @functools.lru_cache(_NUM_CACHED)
 def _part_of(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[0])
-
-
-@functools.lru_cache(_NUM_CACHED)
-def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(torch.empty(shape, device="meta").stride())
 
 
 def behind_local(tensor: torch.Tensor) -> torch.Tensor:
