@@ -12,11 +12,11 @@ from types import FrameType, TracebackType
 import click
 
 from monarch_hpc.cli.allocations.groups import GROUP_OPTION, GroupedCommand, plan_groups
-from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, queue_options, show_notes
+from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, give_back, queue_options, show_notes
 from monarch_hpc.cli.option_values import num_hosts
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.config import Config
-from monarch_hpc.core.errors import AllocationError, MonarchError
+from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import (
@@ -211,7 +211,7 @@ def _wait(
         life = allocations.follow(record, progress.show, lambda: signals.received is not None, min_hosts)
     except AllocationError as error:
         # The job still exists, and holds hosts that are of no use.
-        _release(allocations, record, error)
+        give_back(allocations, record, error)
         raise
     if life.stage is Stage.READY:
         if life.ready is not None and life.ready.missing:
@@ -232,15 +232,6 @@ def _wait(
         f"job {record.job_id} is gone from the queue ({format_duration(released.waited_s)}); nothing is left"
     )
     return 128 + (signals.received or signal.SIGINT)
-
-
-def _release(allocations: Allocations, record: AllocationRecord, error: MonarchError) -> None:
-    try:
-        allocations.release(record)
-    except MonarchError as failed:
-        error.add_note(f"job {record.job_id} could not be released yet: {failed}")
-    else:
-        error.add_note(f"job {record.job_id} was released; its output stays in {record.directory}")
 
 
 class _Progress:

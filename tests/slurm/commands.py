@@ -30,6 +30,28 @@ _NO_ANSWER = ("no head", "head does not answer")
 HOLD = "exec sleep 600"
 HOSTS = ("n1", "n2", "n3", "n4")
 
+LOSES_ITS_SECOND_HOST = """
+import time
+import monarch_hpc
+import monarch_hpc.actor
+from monarch_hpc import Actor, ActorDied, MeshDied, endpoint
+
+monarch_hpc.actor.unhandled_fault_hook = lambda failure: None
+
+class Where(Actor):
+    @endpoint
+    def host(self): return monarch_hpc.context().proc.host
+    @endpoint
+    def sleep(self): time.sleep(600)
+
+procs = monarch_hpc.hosts().spawn_procs()
+where = procs.spawn("where", Where)
+print("ready", *where.host.call().get().values(), flush=True)
+try:
+    where.slice(hosts=1).sleep.call_one().get()
+"""
+"""A program whose actor there sleeps until it dies: `ActorDied` is yet to be caught."""
+
 SLEEPER = """
 import os, time
 import monarch_hpc

@@ -8,7 +8,7 @@ import re
 import signal
 
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import HOLD, Alice, alice, until_printed, wait_until_left, write
+from tests.slurm.commands import HOLD, LOSES_ITS_SECOND_HOST, Alice, alice, until_printed, wait_until_left, write
 from tests.slurm.test_kill_alloc import KILLING_SBATCH, with_sbatch
 from tests.slurm.test_returns import agent_on
 
@@ -61,25 +61,9 @@ print("left", actors.slice(hosts=slice(0, len(before))).add.call(5, 2).get().val
 """
 
 
-REPLACING = """
-import time
-import monarch_hpc
-import monarch_hpc.actor
-from monarch_hpc import Actor, ActorDied, MeshDied, endpoint
-
-monarch_hpc.actor.unhandled_fault_hook = lambda failure: None
-
-class Where(Actor):
-    @endpoint
-    def host(self): return monarch_hpc.context().proc.host
-    @endpoint
-    def sleep(self): time.sleep(600)
-
-procs = monarch_hpc.hosts().spawn_procs()
-where = procs.spawn("where", Where)
-print("ready", *where.host.call().get().values(), flush=True)
-try:
-    where.slice(hosts=1).sleep.call_one().get()
+REPLACING = (
+    LOSES_ITS_SECOND_HOST
+    + """\
 except ActorDied as error:
     print("died", error.kind.value, flush=True)
 try:
@@ -88,6 +72,7 @@ try:
 except MeshDied as error:
     print("refused", error, flush=True)
 """
+)
 
 
 def jobs_of(alice: Alice) -> list[dict[str, object]]:

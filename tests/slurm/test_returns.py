@@ -9,7 +9,7 @@ import signal
 
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab.processes import read_command
-from tests.slurm.commands import Alice, alice, until_printed, write
+from tests.slurm.commands import LOSES_ITS_SECOND_HOST, Alice, alice, until_printed, write
 
 __all__ = ["alice"]
 
@@ -27,31 +27,16 @@ found = monarch_hpc.hosts().spawn_procs().spawn("where", Where).host.call().get(
 print("hosts", *[host for host, _ in found], len({tuple(cpus) for _, cpus in found}), flush=True)
 """
 
-HEALER = """
-import time
-import monarch_hpc
-import monarch_hpc.actor
-from monarch_hpc import Actor, ActorDied, endpoint
-
-monarch_hpc.actor.unhandled_fault_hook = lambda failure: None
-
-class Where(Actor):
-    @endpoint
-    def host(self): return monarch_hpc.context().proc.host
-    @endpoint
-    def sleep(self): time.sleep(600)
-
-procs = monarch_hpc.hosts().spawn_procs()
-where = procs.spawn("where", Where)
-print("ready", *where.host.call().get().values(), flush=True)
-try:
-    where.slice(hosts=1).sleep.call_one().get()
+HEALER = (
+    LOSES_ITS_SECOND_HOST
+    + """\
 except ActorDied as error:
     print("died", error.cause, flush=True)
 begun = time.monotonic()
 healed = procs.heal()
 print(f"healed after {time.monotonic() - begun:.1f} s: moved {healed.moved} at", *where.host.call().get().values())
 """
+)
 
 
 def agent_on(alice: Alice, host: str) -> int:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import click
 
-from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, show_notes
+from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, give_back, show_notes
 from monarch_hpc.cli.output import current_output
 from monarch_hpc.config import Config
-from monarch_hpc.core.errors import AllocationError, MonarchError
+from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.text.hostlist import compress
 from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import (
@@ -80,7 +80,7 @@ def show_growth(
     try:
         life = allocations.follow(job, report, lambda: stopped() is not None)
     except AllocationError as error:
-        _give_back(allocations, job, error)
+        give_back(allocations, job, error)
         raise
     if life.stage is Stage.READY and life.granted is not None:
         text = (
@@ -92,15 +92,6 @@ def show_growth(
     released = allocations.release(job)
     output.progress(f"job {job.job_id} is gone from the queue ({format_duration(released.waited_s)})")
     return 128 + (stopped() or 0)
-
-
-def _give_back(allocations: Allocations, job: AllocationRecord, error: MonarchError) -> None:
-    try:
-        allocations.release(job)
-    except MonarchError as failed:
-        error.add_note(f"job {job.job_id} could not be released yet: {failed}")
-    else:
-        error.add_note(f"job {job.job_id} was released; its output stays in {job.directory}")
 
 
 def _document(home: AllocationRecord, job: AllocationRecord, life: Lifecycle | None) -> dict[str, object]:
