@@ -24,7 +24,7 @@ __all__ = ["COLUMNS", "KeptProcess", "columns_of", "split_calls"]
 _MOST = (1 << 63) - 1
 
 _Columns = dict[str, Callable[[], Any]]
-"""What makes each column; a question needs a few of them."""
+"""The functions that make columns, by name; a question needs a few of them."""
 
 _RECORD = np.dtype(
     [

@@ -9,7 +9,7 @@ from monarch_hpc.wire.control.scribe import AskEngine, MergeParts
 __all__ = ["EngineQuestion", "late", "unanswered"]
 
 EngineQuestion = AskEngine | MergeParts | AskSql
-"""What an engine is asked."""
+"""The messages that an engine answers."""
 
 
 def unanswered(question: EngineQuestion, problem: str) -> Message:
