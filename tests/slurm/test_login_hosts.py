@@ -86,9 +86,10 @@ def test_commands_of_both_at_once_leave_one_right_registry(alice: Alice) -> None
         )
         for number, host in enumerate(hosts)
     ]
-    codes = [process.communicate(timeout=180) and process.returncode for process in begun]
+    said = [process.communicate(timeout=180) for process in begun]
+    codes = sorted(process.returncode for process in begun)
     # Each name is taken once; the others of that name are refused, and nothing is half done.
-    assert sorted(codes) == [0] * 4 + [72] * (len(hosts) - 4)
+    assert codes == [0] * 4 + [72] * (len(hosts) - 4), said
     assert sorted(str(one["name"]) for one in alice.status()) == ["k0", "k1", "k2", "k3"]
     assert len(alice.jobs()) == 4
     assert there(alice, "release", "--all").returncode == 0
