@@ -165,6 +165,8 @@ class Training(GridTraining):
         self.losses: dict[int, float] = {}
         self.heals_s: list[float] = []
         self.detected_s: list[float] = []
+        self.steps_s: list[float] = []
+        self.first_steps_s: list[float] = []
         self.num_rewinds = 0
 
     def run(self, killed: Path, policy: str, *, catches: bool) -> None:
@@ -178,12 +180,14 @@ class Training(GridTraining):
         Raises:
             DeviceMeshError: the mesh is lost.
         """
-        at = 0
+        at, is_healed = 0, False
         while True:
             try:
                 while at < _STEPS:
+                    begun_s = time.perf_counter()
                     self.losses[at] = self.step(*self.batches[at])
-                    at += 1
+                    (self.first_steps_s if is_healed else self.steps_s).append(time.perf_counter() - begun_s)
+                    at, is_healed = at + 1, False
                 self.found = self.state()
                 return
             except DeviceMeshError:
@@ -201,6 +205,7 @@ class Training(GridTraining):
                 self.mesh.heal(policy, rewind=True)
                 self.num_rewinds += 1
             self.heals_s.append(time.perf_counter() - begun_s)
+            is_healed = True
             at = self.mesh.version - self.begun
 
 
@@ -259,6 +264,8 @@ def measure(campaign: Campaign, seeds: range) -> int:
     counts = {"equal": 0, "lost": 0, "wrong": 0}
     heals_s: list[float] = []
     detected_s: list[float] = []
+    first_steps_s: list[float] = []
+    steps_s: list[float] = []
     num_rewinds = 0
     for seed in seeds:
         plan, begun_s = draw(seed), time.perf_counter()
@@ -275,11 +282,14 @@ def measure(campaign: Campaign, seeds: range) -> int:
             detail = " ".join(f"{one:.2f}" for one in training.heals_s)
             heals_s += training.heals_s
             detected_s += training.detected_s
+            first_steps_s += training.first_steps_s
+            steps_s += training.steps_s
             num_rewinds += training.num_rewinds
         counts[outcome] += 1
         print(f"{seed:6} {outcome:6} {time.perf_counter() - begun_s:6.1f} s  {plan}  {detail}", flush=True)
     print(counts, f"{len(heals_s)} heals, {num_rewinds} of them to a version that the program followed")
-    for name, found in (("heal", heals_s), ("kill to error", detected_s)):
+    measured = {"heal": heals_s, "kill to error": detected_s, "first step after a heal": first_steps_s, "step": steps_s}
+    for name, found in measured.items():
         if len(found) > 1:
             tenths = statistics.quantiles(found, n=100)
             print(f"{name}: p50 {tenths[49]:.3f} s, p90 {tenths[89]:.3f} s, p99 {tenths[98]:.3f} s")
