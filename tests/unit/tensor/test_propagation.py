@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug
 
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.sharded.device_mesh import RankMesh, bare_device_mesh
 from monarch_hpc.tensor.worker.sharded.propagation import pack_propagated, remember_propagated, take_propagated
 
+_debug: Any = debug
 SPEC = MeshSpec(1, ("dp",), (2,), (0, 1), 0)
 
 
@@ -24,9 +24,9 @@ SPEC = MeshSpec(1, ("dp",), (2,), (0, 1), 0)
 def propagator() -> Iterator[Any]:
     """That of DTensor, which has worked out nothing yet."""
     remember_propagated()
-    _clear_sharding_prop_cache()
+    _debug._clear_sharding_prop_cache()
     yield DTensor._op_dispatcher.sharding_propagator
-    _clear_sharding_prop_cache()
+    _debug._clear_sharding_prop_cache()
 
 
 def _tensor(mesh: RankMesh, local: torch.Tensor, placement: Any, shape: tuple[int, ...]) -> DTensor:
@@ -56,7 +56,7 @@ def _passed_on(mesh: RankMesh) -> RankMesh:
     """Another rank of the mesh, which has taken over what the first one knows."""
     other = bare_device_mesh(SPEC, 1)
     take_propagated(other, pack_propagated(mesh))
-    _clear_sharding_prop_cache()
+    _debug._clear_sharding_prop_cache()
     return other
 
 
@@ -93,7 +93,7 @@ def test_what_depends_on_the_rank_or_on_the_call_is_not_passed_on() -> None:
 def test_numbers_that_scale_a_tensor_are_worked_out_once() -> None:
     mesh = bare_device_mesh(SPEC, 0)
     rows = _rows(mesh)
-    found = [rows * scale for scale in (0.5, 0.25)]
+    found: list[Any] = [rows * scale for scale in (0.5, 0.25)]
     assert [float(one.to_local()[0, 0]) for one in found] == [0.5, 0.25]
     assert len(mesh.propagated) == 1
     rows * 2  # another type may give another one
