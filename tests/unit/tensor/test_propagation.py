@@ -1,4 +1,4 @@
-"""What DTensor works out for operators, as one rank passes it on to another."""
+"""Sharding that DTensor works out for operators, as one rank passes it on to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DTensor has worked out for operators on the tensors of a mesh, kept for ranks that join later.
+"""Keeps what DTensor has worked out for operators on the tensors of a mesh, for ranks that join later.
 
 To work out how one call is sharded takes DTensor milliseconds, in which all other ranks wait for a replacement in its
 first step. All that this package uses of DTensor's private names about that is here.
