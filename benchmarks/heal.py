@@ -3,8 +3,9 @@
     python -m benchmarks.heal --seeds 300              # one line a seed, and a summary
     python -m benchmarks.heal --seeds 8 --first 100
     python -m benchmarks.heal --seeds 20 --captured    # steps are captured
-    python -m benchmarks.heal --seeds 20 --policy shrink  # dead ranks are left out
-    python -m benchmarks.heal --seeds 20 --on-loss heal   # the mesh heals by itself, and the program catches nothing
+    python -m benchmarks.heal --seeds 20 --modes shrink   # dead ranks are left out
+    python -m benchmarks.heal --seeds 20 --modes on-loss  # the mesh heals by itself, and the program catches nothing
+    python -m benchmarks.heal --seeds 2 --modes respawn on-loss shrink --steps 4  # two runs in each mode, of four steps
     python -m benchmarks.heal --seeds 20 --no-barrier  # without the barrier of commits: ends torn, or wrong
 
 A 2 x 2 mesh (data x tensor parallel) trains a small network with dropout, batch norm, clipping, AdamW and a schedule.
@@ -27,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 
@@ -44,11 +45,11 @@ from monarch_hpc.tensor.sharded.procs import PRELOADED
 
 STEP_POINTS = ("frame", "backward", "gradient", "enter", "update", "operation", "passed", "committed", "reply")
 HEAL_POINTS = ("status", "roll", "held", "meet", "restore", "_exchange")
-_STEPS = 8
 _NUM_RANKS = 4
 _CLOSE = 1e-5
 
-OnLoss = Literal["raise", "heal"]
+Mode = Literal["respawn", "shrink", "on-loss"]
+"""What becomes of dead ranks: the program has them started again, or left out, or the mesh does the first by itself."""
 
 
 class Saboteur(Actor):
@@ -130,17 +131,17 @@ def _meet_nobody(self: Any, version: int, mark: int, update: Any = None, *, read
     return ready
 
 
-def draw(seed: int) -> list[list[Any]]:
-    """The plan of a seed."""
+def draw(seed: int, num_steps: int) -> list[list[Any]]:
+    """The plan of a seed, for a training of so many steps."""
     rnd = random.Random(seed)
     plan: list[list[Any]] = []
     victim = rnd.randrange(_NUM_RANKS)
     per_step = {"frame": 6, "gradient": 6, "operation": 6}
     point = rnd.choice(STEP_POINTS)
-    nth = rnd.randrange(2 * per_step.get(point, 1), (_STEPS - 1) * per_step.get(point, 1))
+    nth = rnd.randrange(2 * per_step.get(point, 1), (num_steps - 1) * per_step.get(point, 1))
     kind = rnd.random()
     if kind < 0.12:
-        plan.append([victim, 0, "agreed", nth % _STEPS + 2, "fail"])
+        plan.append([victim, 0, "agreed", nth % num_steps + 2, "fail"])
     else:
         plan.append([victim, 0, point, nth, "stop" if kind < 0.2 else "kill"])
     second = rnd.random()
@@ -159,76 +160,83 @@ def draw(seed: int) -> list[list[Any]]:
 class Training(GridTraining):
     """One training; the program follows the version of the mesh where repeating the batch would not be exact."""
 
-    def __init__(self, mesh: Mesh, *, captured: bool) -> None:
-        super().__init__(mesh, _STEPS, captured=captured)
+    def __init__(self, mesh: Mesh, num_steps: int, *, captured: bool) -> None:
+        super().__init__(mesh, num_steps, captured=captured)
         self.begun = mesh.version
         self.losses: dict[int, float] = {}
         self.heals_s: list[float] = []
         self.detected_s: list[float] = []
+        self.steps_s: list[float] = []
+        self.first_steps_s: list[float] = []
         self.num_rewinds = 0
 
-    def run(self, killed: Path, policy: str, *, catches: bool) -> None:
+    def run(self, killed: Path, mode: Mode) -> None:
         """All steps.
 
         Args:
             killed: the file that says when a rank was killed.
-            policy: of heals.
-            catches: whether the program heals the mesh, which does not by itself.
+            mode: see `Mode`.
 
         Raises:
             DeviceMeshError: the mesh is lost.
         """
-        at = 0
+        at, is_healed = 0, False
         while True:
             try:
-                while at < _STEPS:
+                while at < len(self.batches):
+                    begun_s = time.perf_counter()
                     self.losses[at] = self.step(*self.batches[at])
-                    at += 1
+                    (self.first_steps_s if is_healed else self.steps_s).append(time.perf_counter() - begun_s)
+                    at, is_healed = at + 1, False
                 self.found = self.state()
                 return
             except DeviceMeshError:
-                if not catches:
+                if mode == "on-loss":
                     raise
                 if killed.exists():
                     self.detected_s.append(time.time() - float(killed.read_text() or "nan"))
                     killed.unlink()
             begun_s = time.perf_counter()
             try:
-                self.mesh.heal(policy)
+                self.mesh.heal(mode)
             except DeviceMeshError as error:
                 if error.version < 0:
                     raise
-                self.mesh.heal(policy, rewind=True)
+                self.mesh.heal(mode, rewind=True)
                 self.num_rewinds += 1
             self.heals_s.append(time.perf_counter() - begun_s)
+            is_healed = True
             at = self.mesh.version - self.begun
 
 
 class Campaign:
     """Runs on one mesh after the other."""
 
-    def __init__(
-        self, hosts: HostMesh, folder: Path, *, barrier: bool, captured: bool, policy: str, on_loss: OnLoss
-    ) -> None:
+    def __init__(self, hosts: HostMesh, folder: Path, num_steps: int, *, barrier: bool, captured: bool) -> None:
         self._hosts = hosts
         self._path = folder / "plan"
+        self._num_steps = num_steps
         self._barrier = barrier
         self._captured = captured
-        self._policy = policy
-        self._on_loss: OnLoss = on_loss
+        self._heals_by_itself = False
         self.mesh: Mesh | None = None
 
-    def run(self, plan: list[list[Any]]) -> Training:
+    def run(self, plan: list[list[Any]], mode: Mode) -> Training:
         """One run."""
+        if self._heals_by_itself and mode != "on-loss":
+            self.give_up()
         if self.mesh is None:
             self._write([], [0] * _NUM_RANKS)
             procs = self._hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
             self._saboteurs = procs.spawn("saboteur", Saboteur, str(self._path), barrier=self._barrier)
-            self.mesh = Mesh(procs=procs, on_loss=self._on_loss)
-        training = Training(self.mesh, captured=self._captured)
+            self.mesh = Mesh(procs=procs)
+        if mode == "on-loss" and not self._heals_by_itself:
+            self.mesh = Mesh(procs=self.mesh.procs, on_loss="heal")
+            self._heals_by_itself = True
+        training = Training(self.mesh, self._num_steps, captured=self._captured)
         self._write(plan, [proc.restarts for proc in self.mesh.procs.procs])
         self._saboteurs.rearm.call().get()
-        training.run(self._path.with_suffix(".killed"), self._policy, catches=self._on_loss == "raise")
+        training.run(self._path.with_suffix(".killed"), mode)
         if self.mesh.size() < _NUM_RANKS:
             self.give_up()
         return training
@@ -237,7 +245,7 @@ class Campaign:
         """End a mesh that is lost."""
         if self.mesh is not None:
             self.mesh.stop()
-        self.mesh = None
+        self.mesh, self._heals_by_itself = None, False
 
     def _write(self, plan: list[list[Any]], restarts: list[int]) -> None:
         self._path.with_suffix(".new").write_text(json.dumps({"plan": plan, "restarts": restarts}))
@@ -246,24 +254,26 @@ class Campaign:
 
 def are_equal(one: Training, other: Training, is_smaller: bool) -> bool:
     """Whether losses and states are equal: bit by bit, or, if ranks were left out, but for the order of sums."""
-    losses = [torch.tensor([training.losses[at] for at in range(_STEPS)]) for training in (one, other)]
+    losses = [torch.tensor([loss for _, loss in sorted(training.losses.items())]) for training in (one, other)]
     pairs = zip((losses[0], *one.found), (losses[1], *other.found), strict=True)
     if is_smaller:
         return all(torch.allclose(a, b, rtol=_CLOSE, atol=_CLOSE) for a, b in pairs)
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def measure(campaign: Campaign, seeds: range) -> int:
-    """All runs; the number of wrong ones."""
-    expected = campaign.run([])
+def measure(campaign: Campaign, runs: list[tuple[Mode, int, list[list[Any]]]]) -> int:
+    """All runs, of which each has a mode, a seed and its plan; the number of wrong ones."""
+    expected = campaign.run([], "respawn")
     counts = {"equal": 0, "lost": 0, "wrong": 0}
     heals_s: list[float] = []
     detected_s: list[float] = []
+    first_steps_s: list[float] = []
+    steps_s: list[float] = []
     num_rewinds = 0
-    for seed in seeds:
-        plan, begun_s = draw(seed), time.perf_counter()
+    for mode, seed, plan in runs:
+        begun_s = time.perf_counter()
         try:
-            training = campaign.run(plan)
+            training = campaign.run(plan, mode)
         except DeviceMeshError as error:
             both = {one[0] % 2 for one in plan if one[1] == 0}
             expects_loss = len(plan) > 1 and len(both) == 1 and plan[0][0] != plan[1][0]
@@ -275,11 +285,14 @@ def measure(campaign: Campaign, seeds: range) -> int:
             detail = " ".join(f"{one:.2f}" for one in training.heals_s)
             heals_s += training.heals_s
             detected_s += training.detected_s
+            first_steps_s += training.first_steps_s
+            steps_s += training.steps_s
             num_rewinds += training.num_rewinds
         counts[outcome] += 1
-        print(f"{seed:6} {outcome:6} {time.perf_counter() - begun_s:6.1f} s  {plan}  {detail}", flush=True)
+        print(f"{seed:6} {mode:7} {outcome:6} {time.perf_counter() - begun_s:6.1f} s  {plan}  {detail}", flush=True)
     print(counts, f"{len(heals_s)} heals, {num_rewinds} of them to a version that the program followed")
-    for name, found in (("heal", heals_s), ("kill to error", detected_s)):
+    measured = {"heal": heals_s, "kill to error": detected_s, "first step after a heal": first_steps_s, "step": steps_s}
+    for name, found in measured.items():
         if len(found) > 1:
             tenths = statistics.quantiles(found, n=100)
             print(f"{name}: p50 {tenths[49]:.3f} s, p90 {tenths[89]:.3f} s, p99 {tenths[98]:.3f} s")
@@ -292,22 +305,18 @@ def main() -> NoReturn:
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--captured", action="store_true")
-    parser.add_argument("--policy", default="respawn", choices=["respawn", "shrink"])
-    parser.add_argument("--on-loss", default="raise", choices=["raise", "heal"])
+    parser.add_argument("--modes", default=["respawn"], nargs="+", choices=get_args(Mode))
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--no-barrier", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("MONARCH_HPC_TENSOR__HEALS_AN_HOUR", "100000")
     with tempfile.TemporaryDirectory() as folder, open_local(1, load({}).config) as directory:
         os.environ[DIRECTORY_VARIABLE], os.environ[RUN_VARIABLE] = str(directory), "feedbeef"
-        campaign = Campaign(
-            own_hosts(),
-            Path(folder),
-            barrier=not options.no_barrier,
-            captured=options.captured,
-            policy=options.policy,
-            on_loss=options.on_loss,
-        )
-        num_wrong = measure(campaign, range(options.first, options.first + options.seeds))
+        own = own_hosts()
+        campaign = Campaign(own, Path(folder), options.steps, barrier=not options.no_barrier, captured=options.captured)
+        seeds = range(options.first, options.first + options.seeds)
+        runs = [(mode, seed, draw(seed, options.steps)) for mode in options.modes for seed in seeds]
+        num_wrong = measure(campaign, runs)
         campaign.give_up()
     sys.stdout.flush()
     os._exit(1 if num_wrong else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_hpc.core.errors import DeviceMeshError
@@ -53,6 +53,7 @@ class HealAttempt:
         if not survivors:
             raise DeviceMeshError(self._engine.name, "lost", -1, "no rank is left that holds them")
         held_by = ranks.begin_asking(survivors, "held", recovery.known, recovery.mark)
+        propagated_by = self._begin_packing()
         # While replacements are forked, and load what is not preloaded.
         dead = ranks.revive([step for step in policy if step != "shrink"], timeout_s)
         blank = [rank for rank in ranks.gone if rank not in dead]
@@ -62,11 +63,12 @@ class HealAttempt:
         for rank, pieces in plan.blank.items():
             if pieces:
                 recovery.unloaded.setdefault(rank, set()).update(pieces)
+        propagated = propagated_by() if meshes == self._meshes() else {}
         self._specs.update(meshes)
         blank = [rank for rank in blank if rank not in left_out]
         present = [*survivors, *blank]
         world = [rank for rank in ranks.world if rank not in left_out]
-        orders = self._orders(plan, held, blank, meshes, present, world)
+        orders = self._orders(plan, held, blank, meshes, present, world, propagated)
         digests = ranks.ask_each("restore", {rank: ((order,), {}) for rank, order in orders.items()})
         self._verify({rank: digests[rank] for rank in world}, held, plan, meshes)
         if left_out:
@@ -80,7 +82,7 @@ class HealAttempt:
         self, held: dict[int, Held], blank: list[int], dead: dict[int, str], *, loads: bool, shrinks: bool
     ) -> tuple[Region, frozenset[int], dict[int, MeshSpec], FillPlan]:
         """The mesh as it is to be, the ranks that are left out of it, its parts by number, and how they are filled."""
-        meshes = {number: spec for number, spec in self._specs.items() if isinstance(spec, MeshSpec)}
+        meshes = self._meshes()
         kept = self._recovery.sources.boxes()
         if not dead:
             return self._region, frozenset(), meshes, plan_fill(held, blank, meshes, kept, loads=loads)
@@ -99,6 +101,19 @@ class HealAttempt:
         why = "no row is without a dead rank" if shrinks else "the policy does not shrink it"
         cause = f"its procs could not be started: {dead[rank]}; {why}"
         raise DeviceMeshError(self._engine.name, "died", rank, cause)
+
+    def _meshes(self) -> dict[int, MeshSpec]:
+        return {number: spec for number, spec in self._specs.items() if isinstance(spec, MeshSpec)}
+
+    def _begin_packing(self) -> Callable[[], dict[int, bytes]]:
+        """Ask, for each mesh that dead ranks were in, one of its other ranks for what DTensor has worked out there."""
+        sources: dict[int, list[int]] = {}
+        for number, spec in self._meshes().items():
+            left = [rank for rank in spec.ranks if rank not in self._ranks.gone]
+            if left and len(left) < len(spec.ranks):
+                sources.setdefault(left[0], []).append(number)
+        asked = [(rank, self._ranks.begin_asking([rank], "propagated", numbers)) for rank, numbers in sources.items()]
+        return lambda: {number: packed for rank, wait in asked for number, packed in wait()[rank].items()}
 
     def _meshes_without(self, meshes: dict[int, MeshSpec], left_out: frozenset[int]) -> dict[int, MeshSpec]:
         """What is left of the parts of the mesh that have sharded tensors; without those of which nothing is left."""
@@ -138,6 +153,7 @@ class HealAttempt:
         meshes: dict[int, MeshSpec],
         present: list[int],
         world: list[int],
+        propagated: dict[int, bytes],
     ) -> dict[int, Restoring]:
         recovery, engine = self._recovery, self._engine
         addresses = self._ranks.addresses(present)
@@ -169,6 +185,7 @@ class HealAttempt:
                 blank=plan.blank[rank],
                 failed=plan.failed[rank],
                 random=random,
+                propagated={number: propagated[number] for number in random if number in propagated},
                 dropped=plan.dropped[rank],
                 leaves=recovery.lost_leaves,
             )

@@ -72,7 +72,7 @@ def heal_mesh(
             ``torn`` if the ranks do not agree. Or it would not be exact to repeat the last batch, and *rewind* is
             False: the mesh can still be healed with it.
         TypeError: *mesh* is not a mesh with sharded tensors, or *timeout* is not a number.
-        ValueError: an unknown policy, one that does not exist yet, or none; or *mesh* is a part of one, or ranks of it
+        ValueError: an unknown policy, or none; or *mesh* is a part of one, or ranks of it
             were left out.
     """
     check_flag("rewind", rewind)

@@ -71,9 +71,12 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
     ints: list[int] = []
     nodes: list[Any] = []
     view: View | None = None
-    builder: KeyBuilder | None = None
+    values = args
+    if kwargs:
+        key.append(tuple(kwargs))
+        values = (*args, *kwargs.values())
     try:
-        for value in args:
+        for value in values:
             kind = value.__class__
             if kind is MeshTensor:
                 handle = value._h
@@ -92,21 +95,17 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
             elif kind is float:
                 key.append(float)
                 ints.append(bits_of(value))
-            elif kind in CONSTANTS:
+            elif value is None or kind in CONSTANTS:
                 key.append(value)
+            elif kind is bool:
+                key += (bool, value)
+            elif kind is tuple and len(value) == 1 and value[0].__class__ is int:  # the shape of a norm
+                key += (tuple, 1, *value)
+                ints += value
             else:
                 builder = KeyBuilder(key, ints, nodes, view)
                 builder.add(value)
                 view = builder.view
-        if kwargs:
-            builder = KeyBuilder(key, ints, nodes, view)
-            for name, value in kwargs.items():
-                key.append(name)
-                if value is None:
-                    key.append(None)
-                else:
-                    builder.add(value)
-            view = builder.view
     except LocalTensor:
         return _with_local(function, args, kwargs, active)
     if view is None:
@@ -140,7 +139,7 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
             record += (entry.template, *ints, number)
         else:
             record += (entry.template, *ints)
-        engine.sites.append(site_here(2))
+        engine.sites.append(site_here(3))  # above `__torch_function__`
         if len(view.dead) >= _MAX_KEPT_DEAD:
             engine.free_dead(view)
         if len(record) >= engine.threshold:

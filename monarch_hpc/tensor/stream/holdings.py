@@ -164,6 +164,7 @@ class Restoring(NamedTuple):
         blank: values to make here without contents, as they are on another rank.
         failed: values to mark as failed here.
         random: how far random numbers were drawn, see `ShardedOps.draws`.
+        propagated: what DTensor has worked out for operators elsewhere, by number of the mesh; for a rank that is new.
         dropped: values that other ranks have dropped already.
         leaves: those whose gradients were computed before the version, and are lost.
     """
@@ -183,5 +184,6 @@ class Restoring(NamedTuple):
     blank: dict[int, HeldPart]
     failed: dict[int, int]
     random: dict[int, Any]
+    propagated: dict[int, bytes]
     dropped: list[int]
     leaves: list[int]

@@ -17,7 +17,8 @@ Site = tuple[CodeType, int]
 """A function and the place in its bytecode."""
 
 _SKIPPED = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep, "<frozen ")
-_inner: dict[CodeType, bool] = {}
+_inner: dict[int, tuple[bool, CodeType]] = {}
+"""Whether functions are skipped, by the identity of their code, whose hash would take longer than all else."""
 
 
 _MAX_LINES = 4096
@@ -75,10 +76,10 @@ def site_here(depth: int) -> Site:
     inner = _inner
     while True:
         code = frame.f_code
-        skip = inner.get(code)
-        if skip is None:
-            skip = inner[code] = code.co_filename.startswith(_SKIPPED)
-        if not skip or frame.f_back is None:
+        known = inner.get(id(code))
+        if known is None:
+            known = inner[id(code)] = code.co_filename.startswith(_SKIPPED), code
+        if not known[0] or frame.f_back is None:
             return code, frame.f_lasti
         frame = frame.f_back
 

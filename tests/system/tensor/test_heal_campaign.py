@@ -14,7 +14,11 @@ from tests.guards.tree import ROOT
 
 @pytest.mark.slow
 def test_trainings_whose_ranks_are_killed_end_equal() -> None:
-    argv = [sys.executable, "-m", "benchmarks.heal", "--first", "37", "--seeds", "2"]
+    modes = ["respawn", "on-loss", "shrink"]
+    options = ["--modes", *modes, "--first", "23", "--seeds", "1", "--steps", "4"]
+    argv = [sys.executable, "-m", "benchmarks.heal", *options]
     run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    assert "{'equal': 2, 'lost': 0, 'wrong': 0}" in run.stdout
+    assert "{'equal': 3, 'lost': 0, 'wrong': 0}" in run.stdout
+    num_deaths = {"respawn": 2, "on-loss": 2, "shrink": 1}  # with the second one as it is started again
+    assert run.stderr.count("died: signal 9") == sum(num_deaths.values())

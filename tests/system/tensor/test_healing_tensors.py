@@ -150,6 +150,25 @@ def test_a_rank_that_does_not_come_out_of_an_operation_is_replaced(
     _check_equal(training, losses)
 
 
+def _require_known(x: Any, name: str) -> Any:
+    known = {str(schema.op) for schema in x.device_mesh.propagated}
+    if name not in known:
+        raise ArithmeticError(f"DTensor has to work {name} out, and knows {known}")
+    return x
+
+
+def test_a_replacement_takes_over_what_dtensor_has_worked_out(mesh: Mesh) -> None:
+    data: Any = distribute(torch.arange(4.0), mesh, ["dp"])
+    mesh.commit()
+    assert (data * 2).sum().item() == 12.0
+    die(mesh, 3)
+    with pytest.raises(DeviceMeshError, match="rank 3"):
+        read_until_lost(data)
+    mesh.heal(rewind=True)
+    known: Any = mesh.execute(_require_known, torch.ones(2), "aten.mul.Tensor", propagate=lambda x, name: x)
+    assert known.sum().item() == 2.0
+
+
 def test_tensors_from_before_the_last_step_stay_and_later_ones_are_lost(mesh: Mesh) -> None:
     training = Training(mesh)
     data: Any = distribute(torch.arange(6.0), mesh, [("dp", "tp")])  # no rank has a copy of another's part

@@ -226,6 +226,14 @@ class RankHealing:
         self.journal.start_at(version, mark)
         return describe_values(self._values, self._shardings)
 
+    def propagated(self, meshes: Sequence[int]) -> dict[int, bytes]:
+        """What DTensor has worked out here for operators, by number of the mesh, for ranks that join it."""
+        from monarch_hpc.tensor.worker.sharded.propagation import pack_propagated
+
+        return {
+            number: pack_propagated(self._shardings[number].ops.mesh) for number in meshes if number in self._shardings
+        }
+
     def meet(self, order: Restoring) -> None:
         """Meet the other ranks again, whose process groups are made anew; return once all have come."""
         self.epoch = order.epoch
@@ -236,9 +244,12 @@ class RankHealing:
     def restore(self, order: Restoring) -> dict[int, bytes]:
         """Exchange what ranks lack, execute operations again, and return `digests` of what this rank has."""
         from monarch_hpc.tensor.worker.healing.state import digests
+        from monarch_hpc.tensor.worker.sharded.propagation import take_propagated
 
         self._world = order.world
         self._exchange(order)
+        for number, packed in order.propagated.items():
+            take_propagated(self._shardings[number].ops.mesh, packed)
         if self._rank not in order.world:
             self._values.clear()
             self._values.update({0: None})

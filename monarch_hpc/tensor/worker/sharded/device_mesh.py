@@ -25,7 +25,15 @@ _QUIET = ("torch.distributed.tensor._redistribute", "torch.distributed.tensor._c
 
 
 class RankMesh(DeviceMesh):
-    """A DeviceMesh whose ranks are those of a mesh of procs."""
+    """A DeviceMesh whose ranks are those of a mesh of procs.
+
+    Attributes:
+        propagated: what DTensor has worked out for operators, see `propagation`.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.propagated: dict[Any, Any] = {}
 
     def get_rank(self) -> int:
         """This rank."""

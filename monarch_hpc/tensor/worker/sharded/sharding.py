@@ -14,6 +14,7 @@ from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.sharded.calls import entered, settle_gradients
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.device_mesh import bare_device_mesh, make_device_mesh, replace_groups
+from monarch_hpc.tensor.worker.sharded.propagation import remember_propagated
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 from monarch_hpc.tensor.worker.sharded.world import World
 from monarch_hpc.tensor.worker.values import Values
@@ -35,6 +36,7 @@ class Sharding:
     """
 
     def __init__(self, spec: MeshSpec, rank: int, groups: Groups) -> None:
+        remember_propagated()
         self._rank, self._groups = rank, groups
         self.spec = spec
         self.ops = ShardedOps(make_device_mesh(spec, rank, groups.of), spec.seed)
