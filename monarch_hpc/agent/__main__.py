@@ -24,6 +24,7 @@ from monarch_hpc.core.failpoints import FAILPOINTS_VARIABLE, arm
 from monarch_hpc.core.machine.interfaces import host_name, raise_file_limit
 from monarch_hpc.core.process.breakdown import break_down
 from monarch_hpc.core.process.dumps import forbid_core_dumps
+from monarch_hpc.core.process.parent import continue_at_parents_death
 from monarch_hpc.core.storage.scratch import remove_unheld
 from monarch_hpc.telemetry import recorder  # noqa: F401 loaded for the zygote, too, which is forked from this process
 from monarch_hpc.transport import node  # noqa: F401 the same
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(_PR_SET_NAME, b"monarch-agent", 0, 0, 0)  # no space in it, see zygote.py
+    continue_at_parents_death()
     raise_file_limit()
     forbid_core_dumps()
     allocation = attempt_identity(options.allocation, options.attempt)
