@@ -58,6 +58,7 @@ def test_no_room_for_temporary_files(tmp_path: Path, way: str, left_bytes: int) 
         pytest.skip("needs root: it mounts a small file system")
     place = tmp_path / "small"
     place.mkdir()
-    fill = f"mount -t tmpfs -o size=64k,mode=0700 small {place} && head -c {(64 << 10) - left_bytes} /dev/zero > {place}/filler"
+    mount = f"mount -t tmpfs -o size=64k,mode=0700 small {place}"
+    fill = f"{mount} && head -c {(64 << 10) - left_bytes} /dev/zero > {place}/filler"
     told = _told(f'unshare -m bash -c \'{fill}; TMPDIR={place} "$@"\' bash "$@"', tmp_path, way)
     assert f"the file system of {place}/monarch-hpc-" in told and "is full: make room there" in told
