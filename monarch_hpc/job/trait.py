@@ -208,12 +208,16 @@ class JobTrait(ABC):
             raise TypeError(f"a {type(self).__name__} cannot be saved as JSON: {error}; {advice}") from error
 
     def _find(self, path: Path) -> bytes | None:
-        """Take over the job saved at *path*, if it lives and has the same specification; return the file if it ended."""
+        """Take over the job saved at *path*, if it lives and has the same specification.
+
+        Returns:
+            What the file holds if that job has ended; else None.
+        """
         try:
             packed = read_private(path.absolute(), _MAX_BYTES)
-            saved = job_load(str(path))
         except FileNotFoundError:
             return None
+        saved = _unseal(packed, str(path.absolute()))
         if not saved.active or not saved.alive():
             _log.info("the job saved in %s has ended", path)
             if saved.active:
