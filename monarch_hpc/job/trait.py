@@ -131,9 +131,8 @@ class JobTrait(ABC):
         if self._apply_id is None:
             self.apply()
             if cached_path is not None:
-                self._save_first(
-                    Path(cached_path), ended
-                )  # before waiting: the file may become the only trace of the job
+                # Before waiting: if this program dies, the file is the only trace of the job.
+                self._save_first(Path(cached_path), ended)
             else:
                 self._end_with_program()
         state = self._state()

@@ -1,4 +1,4 @@
-"""What a process that ends with its input does about the death of its parent while it is stopped itself."""
+"""Lets a process that is to end with its input do so when its parent dies, though it is stopped itself."""
 
 from __future__ import annotations
 

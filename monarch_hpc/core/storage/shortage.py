@@ -1,4 +1,4 @@
-"""What to do about an `OSError` that says that something has run out: room on a disk, a quota, descriptors."""
+"""Explains each `OSError` that says that something has run out: room on a disk, a quota, descriptors."""
 
 from __future__ import annotations
 

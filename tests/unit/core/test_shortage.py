@@ -1,4 +1,4 @@
-"""What has run out is named, with its place and the next step: room on a disk, a quota, descriptors."""
+"""Shortages of room on a disk, of a quota and of descriptors are named, with their place and the next step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_full_disk_is_named_by_who_writes_to_it(tmp_path: Path, monkeypatch: p
     def refuse(_descriptor: int) -> None:
         raise _error(errno.ENOSPC)
 
-    monkeypatch.setattr(files.os, "fsync", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match=r"No space left on device: '.*record.json'") as raised:
         files.write_private(path, b"data")
     assert f"the file system of {path} is full: make room there" in raised.value.__notes__[0]

@@ -10,7 +10,6 @@ import pytest
 from monarch_hpc.actor.cell.cancellation import LIMITED, Cancellations, Mail, limited
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.core.errors import PeerLost
-from monarch_hpc.core.errors.transport import FAREWELL
 from monarch_hpc.wire.frames import Frame, Kind
 
 
@@ -155,7 +154,7 @@ def test_a_limit_that_is_none_is_over_at_once(bench: Bench, body: bytes) -> None
 def test_orphans_are_refused_and_broadcasts_of_those_who_said_farewell_are_not(bench: Bench) -> None:
     here, dead, gone = Wire(), Wire(), Wire()
     dead.error = PeerLost("program here", "its process has ended")
-    gone.error = PeerLost("program here", f"{FAREWELL}the program ended")
+    gone.error = PeerLost("program here", "it left: the program ended")
     refuses = bench.cancellations.refuses
     outcomes = {(line, slot): refuses(line, slot, orphans=True) for line in (here, dead, gone) for slot in (0, 3)}
     assert [*outcomes.values()] == [False, False, True, True, False, True]
