@@ -24,7 +24,9 @@ from monarch_hpc.core.failpoints import FAILPOINTS_VARIABLE, arm
 from monarch_hpc.core.machine.interfaces import host_name, raise_file_limit
 from monarch_hpc.core.process.breakdown import break_down
 from monarch_hpc.core.process.dumps import forbid_core_dumps
+from monarch_hpc.core.process.parent import continue_at_parents_death
 from monarch_hpc.core.storage.scratch import remove_unheld
+from monarch_hpc.core.storage.shortage import shortage_note
 from monarch_hpc.telemetry import recorder  # noqa: F401 loaded for the zygote, too, which is forked from this process
 from monarch_hpc.transport import node  # noqa: F401 the same
 from monarch_hpc.transport.engine.engine import Engine
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(_PR_SET_NAME, b"monarch-agent", 0, 0, 0)  # no space in it, see zygote.py
+    continue_at_parents_death()
     raise_file_limit()
     forbid_core_dumps()
     allocation = attempt_identity(options.allocation, options.attempt)
@@ -71,7 +74,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         code = _serve(options, tuple(arguments), name, environment, settings, first_zygote)
     except (MonarchError, OSError) as error:
-        logging.error("%s", error)
+        logging.error("%s%s", error, f"; {note}" if (note := shortage_note(error)) else "")
         code = error.exit_code if isinstance(error, MonarchError) else 1
         _end(first_zygote)  # perhaps it still holds the directory, which it has inherited
     if options.held >= 0:

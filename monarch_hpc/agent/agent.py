@@ -25,6 +25,7 @@ from monarch_hpc.core.death import Death
 from monarch_hpc.core.failpoints import failpoint
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
+from monarch_hpc.core.storage.shortage import shortage_note
 from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.telemetry.observer import RecordObserver, open_observer
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
@@ -123,7 +124,8 @@ class Agent:
             self._handle(message)
         except Exception as error:  # noqa: BLE001 a callback's edge: the requester waits for an answer
             _log.exception("%s could not be carried out", type(message).__name__)
-            self._fail(message, f"its agent failed: {type(error).__name__}: {error}; its log has more")
+            step = shortage_note(error) or "its log has more"
+            self._fail(message, f"its agent failed: {type(error).__name__}: {error}; {step}")
 
     def _fail(self, message: Message, problem: str) -> None:
         match message:

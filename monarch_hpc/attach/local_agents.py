@@ -26,6 +26,7 @@ from monarch_hpc.core.process.fork import watch_forks
 from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.storage.files import open_output, private_dir
 from monarch_hpc.core.storage.scratch import hold_scratch, make_scratch, temporary_folder
+from monarch_hpc.core.storage.shortage import explained, full_note
 from monarch_hpc.wire.start import DEFAULT_ENTRY
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class LocalAgents:
         self._num_hosts = num_hosts
         self._own = os.getpid()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ready, ready = os.pipe()
+        with explained():
+            self._ready, ready = os.pipe()
         watch_forks(self)
         try:
             for rank in range(num_hosts):
@@ -155,7 +157,10 @@ class LocalAgents:
                 if code is not None:
                     how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
                     lines = "".join(f"\n    {line}" for line in self._last_lines(agent))
-                    raise AllocationError(name, f"the agent {agent} ended ({how}):{lines or ' it wrote nothing'}")
+                    nothing = (
+                        f" it wrote nothing; {full}" if (full := full_note(self.directory)) else " it wrote nothing"
+                    )
+                    raise AllocationError(name, f"the agent {agent} ended ({how}):{lines or nothing}")
             if deadline.passed():
                 raise AgentsMissing(name, timeout_s, {agent: self._last_lines(agent) for agent in self._processes})
             if waiting.poll(min(_CHECK_S, deadline.left_s()) * 1000) and not os.read(self._ready, 1):

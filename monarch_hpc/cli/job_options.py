@@ -11,7 +11,7 @@ from typing import TypeVar
 import click
 
 from monarch_hpc.cli.main import load_to_start
-from monarch_hpc.cli.option_values import seconds
+from monarch_hpc.cli.option_values import limit_seconds
 from monarch_hpc.cli.output import Console
 from monarch_hpc.config import Config, FlagValue
 from monarch_hpc.core.errors import MonarchError, SlurmCommandError
@@ -28,7 +28,7 @@ _OPTIONS = (
         "--time",
         "limit_s",
         metavar="TIME",
-        callback=seconds,
+        callback=limit_seconds,
         help="Time limit: 30 (minutes), 2h, H:MM:SS, D-HH.",
     ),
     click.option("-p", "--partition", metavar="NAME", help="Partition."),

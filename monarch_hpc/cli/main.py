@@ -19,6 +19,7 @@ import click
 from monarch_hpc.cli.output import Console, Format, plain
 from monarch_hpc.core.errors import InternalError, MonarchError
 from monarch_hpc.core.process.dumps import forbid_core_dumps
+from monarch_hpc.core.storage.shortage import shortage_note
 from monarch_hpc.core.version import __version__
 
 if TYPE_CHECKING:
@@ -165,6 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except OSError as error:
         code = output.exit_code(_EXIT_IO)
+        note = shortage_note(error)
+        if note and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
         output.error(type(error).__name__, f"{_sentence(error)} (details in {_save_traceback(error)})", code)
         return code
     except Exception as error:  # noqa: BLE001 - the edge: even a bug ends in a message

@@ -12,9 +12,9 @@ import click
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.files import check_writable
-from monarch_hpc.core.text.units import parse_duration
+from monarch_hpc.core.text.units import parse_duration, parse_span
 
-__all__ = ["deadline_option", "num_hosts", "output_file", "seconds", "since_option"]
+__all__ = ["deadline_option", "limit_seconds", "num_hosts", "output_file", "seconds", "seconds_or_zero", "since_option"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _COUNT = r"0*[1-9]\d{0,8}[kKmM]?"
@@ -25,12 +25,36 @@ def seconds(context: click.Context, parameter: click.Parameter, value: str | Non
     """Return the time that an option gives, in seconds; a callback for `click.option`.
 
     Raises:
-        BadParameter: it is not a time.
+        BadParameter: it is not a time, or a number without a unit.
     """
+    return _parsed(parse_span, context, parameter, value)
+
+
+def seconds_or_zero(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Return the time that an option gives, which may be ``0``; else as `seconds`.
+
+    Raises:
+        BadParameter: as for `seconds`.
+    """
+    return 0 if value is not None and value.strip() in ("0", "0s") else seconds(context, parameter, value)
+
+
+def limit_seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Return the time limit of a job that an option gives as Slurm takes it, where a number alone means minutes.
+
+    Raises:
+        BadParameter: it is not a time limit.
+    """
+    return _parsed(parse_duration, context, parameter, value)
+
+
+def _parsed(
+    parse: Callable[[str], int], context: click.Context, parameter: click.Parameter, value: str | None
+) -> int | None:
     if value is None:
         return None
     try:
-        return parse_duration(value)
+        return parse(value)
     except ConfigError as error:
         raise click.BadParameter(f"{value!r} is {error.problem}", context, parameter) from error
 

@@ -96,7 +96,8 @@ class SPMDJob(JobTrait):
         The ranks are fresh procs at each call, whose environment is torchrun's.
 
         Raises:
-            ActorError: a rank's script raised it.
+            ActorError: a rank's script raised it, or it is a `ScriptFailed`: the script exited with a status other
+                than 0.
             SupervisionError: a rank's proc died.
         """
         command = self._command()

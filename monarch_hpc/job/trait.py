@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ from monarch_hpc.core.arguments import check_flag, check_instance, check_number,
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.storage.files import open_folder, read_private, write_private
+from monarch_hpc.core.storage.files import open_folder, read_private, write_once, write_private
 from monarch_hpc.core.text.moved import row
 from monarch_hpc.job.seal import break_seal, seal
 from monarch_hpc.job.state import JobState
@@ -111,8 +112,9 @@ class JobTrait(ABC):
         """Wait until the hosts are ready and return them; applies the job first if necessary.
 
         Args:
-            cached_path: file in which the job is saved, for the next program with the same specification. None saves
-                nothing: the hosts then end with this program, except for a Slurm allocation, which `kill` ends.
+            cached_path: file in which the job is saved, for the next program with the same specification. Of programs
+                that start at once, all use the job that was saved first. None saves nothing: the hosts then end with
+                this program, except for a Slurm allocation, which `kill` ends.
 
         Raises:
             AllocationError: the saved job lives and differs from this one, and nothing was changed; or the job has
@@ -123,12 +125,14 @@ class JobTrait(ABC):
         """
         if cached_path is not None:
             cached_path = check_path("cached_path", cached_path)
+        ended = None
         if self._apply_id is None and cached_path is not None:
-            self._find(Path(cached_path))
+            ended = self._find(Path(cached_path))
         if self._apply_id is None:
             self.apply()
             if cached_path is not None:
-                self.dump(cached_path)  # before waiting: if this program dies, the file is the only trace of the job
+                # Before waiting: if this program dies, the file is the only trace of the job.
+                self._save_first(Path(cached_path), ended)
             else:
                 self._end_with_program()
         state = self._state()
@@ -202,17 +206,22 @@ class JobTrait(ABC):
             advice = "let its __getstate__ return, and its __setstate__ take, strings, numbers, lists and dicts"
             raise TypeError(f"a {type(self).__name__} cannot be saved as JSON: {error}; {advice}") from error
 
-    def _find(self, path: Path) -> None:
-        """Take over the job saved at *path*, if it lives and has the same specification."""
+    def _find(self, path: Path) -> bytes | None:
+        """Take over the job saved at *path*, if it lives and has the same specification.
+
+        Returns:
+            What the file holds if that job has ended; else None.
+        """
         try:
-            saved = job_load(str(path))
+            packed = read_private(path.absolute(), _MAX_BYTES)
         except FileNotFoundError:
-            return
+            return None
+        saved = _unseal(packed, str(path.absolute()))
         if not saved.active or not saved.alive():
             _log.info("the job saved in %s has ended", path)
             if saved.active:
                 saved._clear()
-            return
+            return packed
         differences = saved.differences(self)
         if differences or not saved.can_run(self):
             differences = differences or ["it says that it cannot run this one"]
@@ -224,6 +233,24 @@ class JobTrait(ABC):
         mine = self._with_telemetry, self._dashboard_port  # no part of the specification
         self.__setstate__(saved.__getstate__())
         self._with_telemetry, self._dashboard_port = mine
+        return None
+
+    def _save_first(self, path: Path, ended: bytes | None) -> None:
+        """Save this job, which was just applied; if another program was faster, give it back and use that program's.
+
+        Args:
+            ended: what the file was before, if it was that of a job that had ended.
+        """
+        path = path.absolute()
+        os.close(open_folder(path.parent, make=True))
+        mine = self.dumps()
+        with contextlib.suppress(FileNotFoundError):
+            if read_private(path, _MAX_BYTES) == ended:
+                path.unlink()
+        write_once(path, mine)
+        if read_private(path, _MAX_BYTES) != mine:
+            self.kill()
+            self._find(path)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))

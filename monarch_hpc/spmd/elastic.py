@@ -13,6 +13,9 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_instance, check_number, check_text
+from monarch_hpc.core.errors import ScriptFailed
+from monarch_hpc.core.process.exit import Exit
+from monarch_hpc.core.text.description import text_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.scripts.torchrun import TorchRank, gpu_changes
@@ -76,10 +79,11 @@ class SPMDActor(Actor):
             script_args: path of the script, or ``-m`` and the name of a module; then its arguments.
 
         Returns:
-            True.
+            True; also if the script has called `sys.exit` with None or 0.
 
         Raises:
             ValueError: *script_args* names no script.
+            ScriptFailed: the script has called `sys.exit` with anything else.
             Exception: the script raised it.
         """
         self._set_up(master_addr, master_port)
@@ -88,10 +92,15 @@ class SPMDActor(Actor):
         if not argv:
             raise ValueError("there is no script to run: give its path, or -m and a module")
         sys.argv = argv
-        if module:
-            runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(argv[0], run_name="__main__")
+        try:
+            if module:
+                runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(argv[0], run_name="__main__")
+        except SystemExit as leaving:  # the end of a script, and not of this actor
+            if leaving.code not in (None, 0):
+                where = f"{argv[0]}, rank {self.rank} on {context().proc.host},"
+                raise _failed(where, leaving.code) from None
         return True
 
     def _set_up(self, master_addr: str, master_port: int) -> None:
@@ -108,6 +117,13 @@ class SPMDActor(Actor):
         )
         os.environ.update(torch_rank.variables())
         see_own_gpu(context().proc.gpus, self.local_rank)
+
+
+def _failed(where: str, code: object) -> ScriptFailed:
+    """The error for a script that has called `sys.exit` with *code*."""
+    if isinstance(code, int):
+        return ScriptFailed(where, code & 0xFF, str(Exit(code & 0xFF, None)))
+    return ScriptFailed(where, 1, f"{Exit(1, None)}: {text_of(code)}")
 
 
 def setup_torch_elastic_env(

@@ -38,6 +38,8 @@ class CastLine:
     agent: MessageLink
     cast: Cast
     mark: int
+    error: TransportError | None = None
+    """Why the sender is gone; None while it may be there."""
 
     @property
     def peer(self) -> object:
@@ -168,8 +170,11 @@ class CastReceiver:
         if cast.kind is not Kind.CALL:  # for a call, the actor reports it
             self.handled(line, 0)
 
-    def on_lost(self, incarnation: int) -> None:
+    def on_lost(self, incarnation: int, error: TransportError) -> None:
         """Handle the end of the channel to a sender."""
+        for (sender, _), line in list(self._lines.items()):
+            if sender == incarnation:
+                line.error = error
         order = self._senders.get(incarnation)
         if order is not None:
             with self._lock:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from monarch_hpc.actor.context import note_deadline
 from monarch_hpc.actor.messages.line import MessageLink
+from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.wire.frames import Buffer, Frame
 
 __all__ = ["LIMITED", "Cancellations", "Due", "Mail", "limited"]
@@ -112,10 +113,13 @@ class Cancellations:
 
     # ---- the actor's thread ----
 
-    def refuses(self, channel: MessageLink, slot: int) -> bool:
+    def refuses(self, channel: MessageLink, slot: int, *, orphans: bool = False) -> bool:
         """Refuse the call that is about to begin if it is cancelled or late; return whether it was refused.
 
-        Needed only for a limited call, and while there are `keys`.
+        Needed only for a limited call, while there are `keys`, and for *orphans*.
+
+        Args:
+            orphans: refuse it also if its caller is gone.
         """
         key = slot, channel
         with self._lock:
@@ -126,6 +130,10 @@ class Cancellations:
         due = self._due.get(key)
         if refused or (due is not None and self._clock() >= due[0]):
             self._drop(channel, slot, 0)
+            return True
+        if orphans and _is_orphan(channel, slot):
+            if slot:
+                self._drop(channel, slot, 0)  # agents on its way wait for an answer
             return True
         return False
 
@@ -161,3 +169,12 @@ class Cancellations:
         """The caller's deadline, on the engine's clock; None if it set none."""
         due = None if self.channel is None else self.due(self.channel, self.slot)
         return None if due is None else due[0]
+
+
+def _is_orphan(channel: MessageLink, slot: int) -> bool:
+    """Tell whether nobody can get the answer to a call; what needs none counts only if its sender did not say farewell.
+
+    A program that ends in order has handed over what it broadcast, and knew that nobody would wait for it.
+    """
+    error = getattr(channel, "error", None)
+    return error is not None and (slot != 0 or not (isinstance(error, PeerLost) and error.farewell))

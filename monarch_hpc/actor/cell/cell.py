@@ -265,7 +265,8 @@ class Cell(Threaded):
         method = ""
         cancellations, slot = self._cancellations, frame.reply
         cancellations.channel, cancellations.slot = channel, slot
-        if (cancellations.keys or slot >= LIMITED) and cancellations.refuses(channel, slot):
+        orphans = self._replier.drops_orphans
+        if (cancellations.keys or slot >= LIMITED or orphans) and cancellations.refuses(channel, slot, orphans=orphans):
             return True
         handling = self._records.handling
         num_bytes = cost - PIECE_BYTES * (1 + len(frame.buffers))

@@ -65,15 +65,18 @@ class Replier:
         keeper: keeps what is sent to programs until they have read it; None if that is not wanted.
         leaves_deaths: whether the process ends, because a signal told it to. Only its agent knows why, so that callers
             get the cause from there and not from an actor, which could only say that it was stopped.
+        drops_orphans: whether calls whose callers are gone are dropped before they begin: the procs are kept, and
+            nobody takes over what a dead program has asked of them.
     """
 
-    __slots__ = ("_engine", "host", "keeper", "leaves_deaths", "names")
+    __slots__ = ("_engine", "drops_orphans", "host", "keeper", "leaves_deaths", "names")
 
     def __init__(self, engine: Engine, host: str, names: Names) -> None:
         self.host = host
         self.names = names
         self.keeper: AnswerKeeper | None = None
         self.leaves_deaths = False
+        self.drops_orphans = False
         self._engine = engine
 
     def report(self, channel: MessageLink, owner: int, actor: int, failure: MeshFailure) -> None:

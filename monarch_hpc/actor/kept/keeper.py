@@ -90,6 +90,7 @@ def open_keeper(runtime: Runtime) -> None:
                 for one in keeper:
                     one.close()
                 keeper.clear()
+                runtime.replier.drops_orphans = True
             elif keeper:
                 keeper[0].handle(channel, frame.reply, request, fields)
             elif request == "get":

@@ -363,7 +363,7 @@ class Runtime:
             self.causes.explain(incarnation, owned.where(rank), error, on_cause)
         self.casts.on_lost(channel, error)
         if self._receiver is not None:
-            self._receiver.on_lost(incarnation)
+            self._receiver.on_lost(incarnation, error)
 
     def _lost_slot(self, number: int, error: TransportError) -> None:
         slot = self._slots.pop(number, None)

@@ -17,6 +17,7 @@ from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned, ZygotePool
 from monarch_hpc.agent.resources.binding import Binding, check_bindings, given_bindings, read_topology, shares
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.gpus import own_block, visible_gpus
+from monarch_hpc.core.storage.shortage import shortage_note
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
@@ -220,7 +221,8 @@ def _cause_of(error: Exception) -> str:
     """Return why procs were not started; an unexpected error is also logged."""
     match error:
         case OSError():
-            return error.strerror or str(error)
+            note = shortage_note(error)
+            return f"{error.strerror or error}{f'; {note}' if note else ''}"
         case ValueError():
             return str(error)
     _log.exception("procs could not be started")

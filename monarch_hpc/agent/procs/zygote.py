@@ -35,6 +35,7 @@ from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.dataclass import compile_next
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.core.process.dumps import allow_core_dumps, forbid_core_dumps
+from monarch_hpc.core.process.parent import continue_at_parents_death
 from monarch_hpc.wire.start import MESH_COOKIE, NO_MESH, NO_RUN, RUN_COOKIE, ProcOrder, ProcStart, parse_order
 
 __all__ = ["resolve", "run", "serve"]
@@ -64,6 +65,7 @@ def serve(sock: socket.socket, likely_entry: str = "") -> int:
     # Slurm may send it to all processes of a job, whose agents have time left: this process ends with its agent.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _libc().prctl(_PR_SET_NAME, b"monarch-zygote", 0, 0, 0)
+    continue_at_parents_death()
     forbid_core_dumps()  # the procs' keys pass through this process
     with contextlib.suppress(Exception):  # it fails again below, where it is reported
         if likely_entry:

@@ -9,11 +9,11 @@ import click
 
 from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.option_values import seconds_or_zero
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
-from monarch_hpc.core.text.units import parse_duration
+from monarch_hpc.core.errors import AllocationError, TransportError
 
 __all__ = ["cancel", "command"]
 
@@ -25,9 +25,15 @@ _CLOSE_S = 30.0
 @click.argument("run")
 @click.option("-a", "--allocation", "name", metavar="NAME", help="The run's allocation.")
 @click.option("--signal", "word", metavar="SIGNAL", help="Send only this signal, e.g. USR1.")
-@click.option("--grace", metavar="TIME", help="Time until the program is killed, e.g. 30s; after --signal, too.")
+@click.option(
+    "--grace",
+    "chosen_s",
+    metavar="TIME",
+    callback=seconds_or_zero,
+    help="Time until the program is killed: 30s, 2m, 0 for at once; after --signal, too.",
+)
 @output_options
-def command(run: str, name: str | None, word: str | None, grace: str | None) -> int:
+def command(run: str, name: str | None, word: str | None, chosen_s: int | None) -> int:
     """End a run.
 
     Its program gets SIGTERM, and SIGKILL after the grace; then nothing of its procs is left.
@@ -36,8 +42,8 @@ def command(run: str, name: str | None, word: str | None, grace: str | None) -> 
 
     config = load_for_command({}).config
     number = _number(word)
-    grace_s = _seconds(grace) if grace is not None else config.run.stop_grace_s
-    ends = word is None or grace is not None
+    grace_s = config.run.stop_grace_s if chosen_s is None else chosen_s
+    ends = word is None or chosen_s is not None
     found = find_program(config, name, run)
     try:
         how = cancel(found.directory, run, config, number, grace_s, ends=ends)
@@ -84,12 +90,3 @@ def _number(word: str | None) -> int:
     if number not in signal.valid_signals():
         raise click.BadParameter(f"'{word}' is not a signal", param_hint="'--signal'")
     return number
-
-
-def _seconds(text: str) -> float:
-    if text.strip() in ("0", "0s"):
-        return 0.0
-    try:
-        return parse_duration(text)
-    except ConfigError as error:
-        raise click.BadParameter(f"{text!r} is {error.problem}", param_hint="'--grace'") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.ownership import shared_folder, trusted_owner, unsafe_folder
+from monarch_hpc.core.storage.shortage import explained, shortage_note
 
 __all__ = [
     "check_writable",
@@ -49,7 +50,8 @@ def private_dir(path: Path) -> Path:
             user's link. The mode is not repaired: while it was open, others may have put anything into the directory.
     """
     try:
-        folder = open_folder(path, make=True)
+        with explained(path):
+            folder = open_folder(path, make=True)
     except NotADirectoryError as error:
         raise _refused(path, "is not a directory; move it away or configure another place") from error
     try:
@@ -69,7 +71,8 @@ def own_folder(path: Path) -> Path:
             user's link. The mode is not repaired: others may have put anything into the folder.
         OSError: the system refused.
     """
-    folder = open_folder(path, make=True, follow=True)
+    with explained(path):
+        folder = open_folder(path, make=True, follow=True)
     try:
         if problem := shared_folder(os.fstat(folder)):
             raise _refused(path, f"{problem}; {_cure(path)}")
@@ -132,7 +135,7 @@ def write_private(path: Path, data: bytes, *, durable: bool = True) -> None:
         ConfigError: other users may exchange files in the folder, see `open_folder` and `unsafe_folder`.
         OSError: the system refused; the old content is still there.
     """
-    with _safe_folder(path) as folder:
+    with explained(path), _safe_folder(path) as folder:
         # Not tempfile: its import costs more than all of this, and os.urandom is all it would add.
         scratch = f".{path.name}.{os.urandom(6).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -161,7 +164,7 @@ def check_writable(path: Path) -> None:
     """
     # os.access would not do: it knows neither quotas, nor a server that maps root to nobody, nor /proc.
     scratch = f".{path.name}.{os.urandom(6).hex()}"
-    with _safe_folder(path) as folder:
+    with explained(path), _safe_folder(path) as folder:
         os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
         os.unlink(scratch, dir_fd=folder)
 
@@ -185,14 +188,15 @@ def open_output(path: Path) -> int:
             user's, or has a second name.
         OSError: the system refused.
     """
-    with _safe_folder(path, make=True) as folder:
+    with explained(path), _safe_folder(path, make=True) as folder:
         # O_TRUNC would empty the file before its owner and names are checked. O_NONBLOCK: opening a FIFO must not hang.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(path.name, flags, 0o600, dir_fd=folder)
         except OSError as error:
-            problem = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be written: {error.strerror}"
-            raise _refused(path, problem) from error
+            step = shortage_note(OSError(error.errno, error.strerror, str(path)))
+            problem = f"cannot be written: {error.strerror}{f'; {step}' if step else ''}"
+            raise _refused(path, "is a symbolic link" if error.errno == errno.ELOOP else problem) from error
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):

@@ -18,6 +18,7 @@ from pathlib import Path
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.machine.procfs import read_boot_id
 from monarch_hpc.core.storage.ownership import unsafe_folder
+from monarch_hpc.core.storage.shortage import explained
 
 __all__ = ["PREFIX", "hold_scratch", "make_scratch", "remove_unheld", "sweep_scratch", "temporary_folder"]
 
@@ -59,13 +60,14 @@ def make_scratch(place: Path, kind: str = "") -> tuple[Path, int]:
         ConfigError: other users could exchange the folder, or one of its parents.
         OSError: the folder cannot be made.
     """
-    place = _settle(place)
-    sweep_scratch(place)
-    while True:
-        folder = place / f"{PREFIX}{kind}{os.urandom(4).hex()}"
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-            return folder, hold_scratch(folder)
+    with explained(place):
+        place = _settle(place)
+        sweep_scratch(place)
+        while True:
+            folder = place / f"{PREFIX}{kind}{os.urandom(4).hex()}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+                return folder, hold_scratch(folder)
 
 
 def _settle(place: Path) -> Path:

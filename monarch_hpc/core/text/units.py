@@ -6,7 +6,7 @@ import re
 
 from monarch_hpc.core.errors import ConfigError
 
-__all__ = ["format_duration", "format_size", "format_slurm_time", "parse_duration", "parse_size"]
+__all__ = ["format_duration", "format_size", "format_slurm_time", "parse_duration", "parse_size", "parse_span"]
 
 _SUFFIXED = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _CLOCK = re.compile(r"(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
@@ -47,6 +47,25 @@ def parse_duration(text: str) -> int:
             "not a time limit; write 30 (minutes), MM:SS, H:MM:SS, D-HH:MM:SS, 90s, 30m, 2h or 1d, more than 0",
         )
     return seconds
+
+
+def parse_span(text: str) -> int:
+    """Parse a time that is no limit of Slurm's, such as how long a command waits; return seconds.
+
+    Accepted is what `parse_duration` takes, but for a number alone: elsewhere than in Slurm it is as likely to mean
+    seconds as minutes.
+
+    Raises:
+        ConfigError: *text* has none of these forms, or is zero.
+    """
+    number = text.strip()
+    if number.isascii() and number.isdecimal() and number.strip("0"):
+        raise ConfigError("", text, repr(text), f"a number without a unit; write {number}s, {number}m or {number}h")
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        known = "write 90s, 30m, 2h, 1d, MM:SS, H:MM:SS or D-HH:MM:SS, more than 0"
+        raise ConfigError("", text, repr(text), f"not a time; {known}") from error
 
 
 def format_duration(seconds: float) -> str:

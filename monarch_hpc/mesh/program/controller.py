@@ -34,6 +34,7 @@ from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.process.signals import interrupt_kept
 from monarch_hpc.core.process.thread import Thread
+from monarch_hpc.core.storage.shortage import explained
 from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.instance import Instance
 from monarch_hpc.mesh.launch import end_launches
@@ -104,7 +105,8 @@ class Controller(Runtime):
             cls._creating = True
             try:
                 arm(read_failpoints())
-                Runtime.current = controller = cls(_own_config())
+                with explained():
+                    Runtime.current = controller = cls(_own_config())
             finally:
                 cls._creating = False
             open_registry(controller)

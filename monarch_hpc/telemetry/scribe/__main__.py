@@ -13,6 +13,7 @@ import socket
 import sys
 
 from monarch_hpc.core.process.dumps import forbid_core_dumps
+from monarch_hpc.core.process.parent import continue_at_parents_death
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
 from monarch_hpc.telemetry.scribe.helper import Helper
 
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"monarch-scribe", 0, 0, 0)
+    continue_at_parents_death()
     os.nice(_NICE)
     os.umask(0o077)
     forbid_core_dumps()

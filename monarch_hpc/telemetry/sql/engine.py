@@ -23,6 +23,7 @@ from functools import partial
 
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.process.dumps import forbid_core_dumps
+from monarch_hpc.core.process.parent import continue_at_parents_death
 from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
@@ -173,6 +174,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     forbid_core_dumps()
+    continue_at_parents_death()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = _MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MAX_MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -109,6 +109,12 @@ class LocalMesh(ProcMesh):
     def __repr__(self) -> str:
         return f"<LocalMesh {self.extent}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self} cannot be sent or saved: its ranks are threads of this process; use it outside of the functions, "
+            "modules and actors that travel"
+        )
+
     def _shown_rows(self) -> ShownRows:
         return [], lambda _base_rank: []
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from monarch_hpc.core.process.fork import Owned, watch_forks
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.tensor.worker.sharded import calls, communication, world
 
@@ -88,8 +89,8 @@ class _State:
             stack[:] = kept
 
 
-class Turns:
-    """The threads of some ranks.
+class Turns(Owned):
+    """The threads of some ranks, which a forked child does not have.
 
     Args:
         num: number of ranks.
@@ -109,9 +110,21 @@ class Turns:
         self._work: list[deque[Callable[[], None]]] = [deque() for _ in range(num)]
         self._states = [_State(torch.Generator().get_state(), _GroupsOfRank()) for _ in range(num)]
         self._threads = [Thread(lambda place=place: self._serve(place)) for place in range(num)]  # type: ignore[misc]
+        watch_forks(self)
+
+    def forked(self, parent: int) -> None:
+        """In a forked child: refuse use, and forget the threads, and a lock that one of them may hold."""
+        self.forked_from = parent
+        self._changed = Condition()
+        self._threads.clear()
 
     def run(self, tasks: Sequence[tuple[int, Callable[[], Any]]]) -> list[Any]:
-        """Run functions on ranks, and wait for their ends; return what each returned or raised."""
+        """Run functions on ranks, and wait for their ends; return what each returned or raised.
+
+        Raises:
+            ForkedError: this process was forked from the one that has the threads.
+        """
+        self.check_own()
         results: dict[int, Any] = {}
         own = _State.taken()
         with self._changed:
@@ -151,7 +164,9 @@ class Turns:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the threads, which are idle."""
+        """End the threads, which are idle; no-op in a forked child."""
+        if self.forked_from:
+            return
         with self._changed:
             self._ends = True
             self._changed.notify_all()

@@ -43,6 +43,12 @@ class Weights(monarch_hpc.Actor):
         return self.value
 
     @monarch_hpc.endpoint
+    def num_programs(self):
+        from monarch_hpc.actor.runtime.runtime import Runtime
+        from monarch_hpc.core.ids import Role
+        return sum(channel.peer.role is Role.CONTROLLER for channel in Runtime.current.node.channels.values())
+
+    @monarch_hpc.endpoint
     def say(self, words):
         print(words, flush=True)
 
@@ -216,6 +222,42 @@ except monarch_hpc.SupervisionError as error:
     stop(home, "used", pids)
     code, out, err = finish(user)
     assert (code, out) == (0, "MeshDied True\nMeshDied True\n"), err
+
+
+@pytest.mark.parametrize("per_host", [1, PER_HOST], ids=["calls", "casts"])
+@pytest.mark.parametrize("end", ["killed", "in order"])
+def test_what_a_gone_program_has_asked_and_has_not_begun_is_dropped(home: Path, per_host: int, end: str) -> None:
+    """What runs goes on to its end; broadcasts are dropped only with a program that did not end in order."""
+    name, go = f"orphans{per_host}{end[0]}", home / f"go{per_host}{end[0]}"
+    text = KEEP.replace('"p": 1', f'"p": {per_host}')
+    more = f"procs.spawn('other', Weights, 1).add.call(0).get()\nprocs.keep({name!r})\nprint(*pids)\n"
+    code, out, err = call(home, "run", "-a", "dev", script(home, text + more))
+    assert (code, err) == (0, ""), err
+    pids = [int(pid) for pid in out.split()]
+    queue = f"""
+first = weights.wait_for.call({str(go)!r})
+for _ in range(20):
+    weights.add.call(1)
+    weights.slice(hosts=0, p=0).add.call_one(1)
+    weights.add.broadcast(100)
+kept["other"].add.call(0).get()
+print("queued", flush=True)
+input()
+"""
+    user = start(home, "run", "-a", "dev", script(home, USE.replace("NAME", name) + queue), stdin=subprocess.PIPE)
+    assert line(user) == "queued\n"
+    if end == "killed":
+        kill_program(user)
+    finish(user, b"\n")
+    reads = f"""
+from monarch_hpc.testing import wait_until
+alone = lambda: set(kept["other"].num_programs.call().get().values()) == {{1}}
+wait_until("the procs know", alone, 120.0)
+open({str(go)!r}, "w").close()
+print(set(weights.add.call(1).get().values()))
+"""
+    assert use(home, name, reads) == ("{8}\n" if end == "killed" else "{2008}\n")
+    stop(home, name, pids)
 
 
 def test_names_are_used_once_and_a_program_cannot_end_what_it_has_kept_by_accident(home: Path) -> None:

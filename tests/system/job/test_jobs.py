@@ -354,3 +354,37 @@ def test_a_command_of_torchrun_is_run_again_by_the_next_program(programs: Progra
     programs.run(SERVED, "again")
     for rank in (0, 1):
         assert (programs.folder / f"rank{rank}").read_text() == f"2 {rank} train.py --lr 3\n" * 2
+
+
+LEAVING = (
+    HEAD
+    + """
+import monarch_hpc
+from monarch_hpc.job.spmd import serve
+for words in (["none"], ["0"], ["5"], ["in words"], ["none"]):
+    job = serve(["torchrun", "--nproc-per-node=2", "leave.py", *words], scheduler="local_cwd")
+    try:
+        print(words[0], job.run_spmd(), flush=True)
+    except monarch_hpc.MeshError as error:
+        print(words[0], str(error).partition("ScriptFailed: ")[2], flush=True)
+print("on it goes")
+"""
+)
+LEAVE = """
+import os, sys
+ends = {"none": None, "0": 0, "5": 5, "in words": "no data"}[sys.argv[1]]
+sys.exit(ends if os.environ["RANK"] == "1" else None)
+"""
+
+
+def test_the_scripts_of_a_command_of_torchrun_may_exit(programs: Programs) -> None:
+    """`sys.exit(main())` is the last line of many of them, and ends the script, not the actor that runs it."""
+    (programs.folder / "leave.py").write_text(LEAVE)
+    assert programs.run(LEAVING).splitlines() == [
+        "none None",
+        "0 None",
+        "5 leave.py, rank 1 on local0, failed: exit code 5",
+        "in words leave.py, rank 1 on local0, failed: exit code 1: no data",
+        "none None",
+        "on it goes",
+    ]

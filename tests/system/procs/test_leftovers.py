@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.core.machine.procfs import each_pid
+from monarch_hpc.core.machine.procfs import each_pid, read_stat
 from monarch_hpc.testing import wait_until
 from tests.system.hosts.test_workers import start_worker
 from tests.system.support.paths import paths_below
@@ -96,6 +96,39 @@ def test_nothing_of_a_killed_program_stays(programs: Programs, temporary: Path, 
     wait_until("nothing", lambda: left(programs, temporary, [allocation]), accept=lambda there: not there)
 
 
+@pytest.mark.parametrize("mode", ["embedded", "attached", "run"])
+def test_nothing_of_a_killed_program_stays_though_all_that_would_end_it_is_stopped(
+    programs: Programs, temporary: Path, mode: str
+) -> None:
+    """A stopped process does not see that its input has ended, nor any signal but SIGKILL and SIGCONT."""
+    arguments = ["ipc://w0", "ipc://w1"] if mode == "attached" else []
+    workers = [start_worker(programs, address)[0] for address in arguments]
+    program, allocation = start(programs, MODES[mode], *arguments)
+    send(signal.SIGSTOP, named(programs, "monarch-agent", "monarch-zygote"))
+    for one in [*workers, program]:
+        os.kill(one.pid, signal.SIGKILL)
+    wait_until("nothing", lambda: left(programs, temporary, [allocation]), accept=lambda there: not there)
+
+
+def test_no_process_of_a_killed_agent_stays_though_its_zygote_is_stopped(programs: Programs, temporary: Path) -> None:
+    program, _ = start(programs, MODES["embedded"])
+    send(signal.SIGSTOP, named(programs, "monarch-zygote"))
+    send(signal.SIGKILL, named(programs, "monarch-agent"))
+    wait_until("the end of the zygote", lambda: named(programs, "monarch-zygote"), accept=lambda pids: not pids)
+    program.kill()
+    wait_until("no process", lambda: everybody(programs), accept=lambda pids: not pids)
+
+
+def named(programs: Programs, *names: str) -> list[int]:
+    """The processes with these names, as in top."""
+    found = []
+    for pid in everybody(programs):
+        with contextlib.suppress(OSError):  # it has just ended
+            if Path(f"/proc/{pid}/comm").read_text().strip() in names:
+                found.append(pid)
+    return found
+
+
 def test_nothing_of_killed_workers_stays(programs: Programs, temporary: Path) -> None:
     workers = [start_worker(programs, address)[0] for address in ("ipc://w0", "ipc://w1")]
     program, allocation = start(programs, MODES["attached"], "ipc://w0", "ipc://w1")
@@ -161,7 +194,14 @@ def kill_all_at_once(programs: Programs) -> None:
     while new := set(everybody(programs)) - stopped:
         send(signal.SIGSTOP, new)
         stopped |= new
-    send(signal.SIGKILL, stopped)
+    # Children first: the death of its parent lets an agent, or a zygote, go on.
+    send(signal.SIGKILL, sorted(stopped, key=depth, reverse=True))
+
+
+def depth(pid: int) -> int:
+    """The number of a process's ancestors."""
+    stat = read_stat(pid)
+    return 0 if stat is None or not stat.parent else 1 + depth(stat.parent)
 
 
 def send(number: signal.Signals, pids: Iterable[int]) -> None:

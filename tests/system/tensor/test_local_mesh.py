@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -247,3 +248,39 @@ def test_meshes_that_follow_each_other_share_nothing_that_torch_has_cached() -> 
                 loss: Any = nn.functional.cross_entropy(given, distribute(target, mesh, spec))
                 assert loss.item() == pytest.approx(nn.functional.cross_entropy(logits, target).item())
                 assert given.full_tensor().equal(logits)
+
+
+@pytest.mark.usefixtures("procs")  # the program's own threads are there before, and stay
+def test_a_forked_child_has_no_ranks_and_is_told(local: Any) -> None:
+    """It has none of their threads, and would wait for them for ever; its parent goes on."""
+    with local.activate():
+        x: Any = torch.ones(3) + local.rank("dp")
+        inspect(x)
+    told, say = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(int(_GET_S))
+        try:
+            inspect(x + 1)
+        except BaseException as error:  # noqa: BLE001 the child ends here
+            os.write(say, type(error).__name__.encode())
+        local.stop()
+        os._exit(7)
+    os.close(say)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert os.read(told, 100) == b"ForkedError"
+    os.close(told)
+    with local.activate():
+        assert inspect(x.reduce("dp")).tolist() == [3.0] * 3
+
+
+@pytest.mark.usefixtures("procs")
+def test_a_local_mesh_in_what_travels_is_named(local: Any) -> None:
+    mesh = Mesh(procs=local)
+
+    def use(t: torch.Tensor) -> torch.Tensor:
+        mesh.commit()
+        return t
+
+    with local.activate(), pytest.raises(TypeError, match="cannot be sent or saved: its ranks are threads of this"):
+        remote(use, propagate=lambda t: t)(torch.ones(2))

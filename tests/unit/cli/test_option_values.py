@@ -48,7 +48,6 @@ def test_a_file_that_cannot_be_written_is_refused_by_its_whole_path(
     [
         (["run", "--timeout", "2x", "x.py"], "'--timeout'"),
         (["run", "--needs", "2x", "x.py"], "'--needs'"),
-        (["sbatch", "-t", "2x", "x.py"], "'-t' / '--time'"),
         (["logs", "--since", "2x"], "'--since'"),
         (["query", "SELECT 1", "--since", "2x"], "'--since'"),
         (["query", "SELECT 1", "--deadline", "2x"], "'--deadline'"),
@@ -64,8 +63,21 @@ def test_a_time_that_is_not_one_is_named_with_its_option(
     capsys: pytest.CaptureFixture[str], home: Path, words: list[str], option: str
 ) -> None:
     assert main(words) == 64
-    assert f"Invalid value for {option}: '2x' is not a time limit; write 30 (minutes)" in capsys.readouterr().err
+    assert f"Invalid value for {option}: '2x' is not a time; write 90s, 30m" in capsys.readouterr().err
+    assert main(["2" if word == "2x" else word for word in words]) == 64
+    told = capsys.readouterr().err
+    assert f"Invalid value for {option}: '2' is a number without a unit; write 2s, 2m or 2h" in told
     assert list(home.iterdir()) == []
+
+
+def test_a_time_limit_is_slurms_where_a_number_alone_means_minutes(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    assert main(["sbatch", "-t", "2x", "x.py"]) == 64
+    told = capsys.readouterr().err
+    assert "Invalid value for '-t' / '--time': '2x' is not a time limit; write 30 (minutes)" in told
+    assert main(["alloc", "--dry-run", "-N", "1", "-t", "30"]) == 0
+    assert "--time=30\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("nodes", ["4", "2-4", "01", "1k", "1-16:2", "1,3,5-9"])

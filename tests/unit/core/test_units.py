@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.text.units import format_duration, format_size, format_slurm_time, parse_duration, parse_size
+from monarch_hpc.core.text.units import (
+    format_duration,
+    format_size,
+    format_slurm_time,
+    parse_duration,
+    parse_size,
+    parse_span,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +41,30 @@ def test_times_as_slurm_and_people_write_them(text: str, seconds: int) -> None:
 def test_what_is_no_time_is_refused_with_the_forms_that_are(text: str) -> None:
     with pytest.raises(ConfigError, match="write 30"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2s", 2), ("2m", 120), (" 1h ", 3600), ("1:30", 90), ("0:00:07", 7), ("1-2", 93_600)]
+)
+def test_times_that_are_no_limits_of_slurms_have_a_unit(text: str, seconds: int) -> None:
+    assert parse_span(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("2", "a number without a unit; write 2s, 2m or 2h"),
+        (" 30 ", "write 30s, 30m or 30h"),
+        ("0", "not a time; write 90s"),
+        ("0s", "more than 0"),
+        ("1.5h", "not a time; write 90s"),
+        ("", "not a time"),
+        ("٣", "not a time"),
+    ],
+)
+def test_a_number_without_a_unit_is_no_time_outside_of_slurm(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        parse_span(text)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,35 @@ def test_a_job_of_monarchs_kind_is_found_by_the_next_program(tmp_path: Path) -> 
     assert third.apply_id not in (None, first.apply_id)
 
 
+class RacingJob(PaperJob):
+    """A paper job during whose request another program asks for the same, and is faster."""
+
+    rival: PaperJob | None = None
+
+    def _create(self, client_script: str | None) -> None:
+        super()._create(client_script)
+        if RacingJob.rival is None:
+            RacingJob.rival = RacingJob(self.size, self.file.with_name("rival"))
+            RacingJob.rival.state(str(self.file.with_name("job.pkl")))
+
+
+@pytest.mark.parametrize("before", ["nothing", "an ended job"])
+def test_programs_that_start_at_once_use_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    saved = str(tmp_path / "job.pkl")
+    if before == "an ended job":
+        old = PaperJob(2, tmp_path / "old")
+        old.state(saved)
+        old.file.unlink()
+    monkeypatch.setattr(RacingJob, "rival", None)
+    mine = RacingJob(2, tmp_path / "mine")
+    mine.state(saved)
+    assert RacingJob.rival is not None and mine.apply_id == RacingJob.rival.apply_id == job_load(saved).apply_id
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.pkl", "rival"], "the later one was given back"
+    again = RacingJob(2, tmp_path / "again")
+    again.state(saved)
+    assert again.apply_id == mine.apply_id
+
+
 def test_an_admin_server_is_not_started_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     job = LocalJob()
     assert job.enable_admin(MeshAdminConfig("[::]:1729")) is job and job.enable_admin(admin_addr="[::]:1729") is job

@@ -9,6 +9,7 @@ import pytest
 
 from monarch_hpc.actor.cell.cancellation import LIMITED, Cancellations, Mail, limited
 from monarch_hpc.actor.messages.line import MessageLink
+from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.wire.frames import Frame, Kind
 
 
@@ -21,6 +22,7 @@ class Wire:
         raise AssertionError
 
     mark = 0
+    error: PeerLost | None = None
 
     def consumed(self, dest: int, cost: int) -> None:
         raise AssertionError
@@ -147,3 +149,14 @@ def test_a_limit_that_is_none_is_over_at_once(bench: Bench, body: bytes) -> None
     frame = Frame(Kind.CALL, 7, LIMITED, body)
     bench.cancellations.arrive(line := Wire(), frame)
     assert frame.body == b"" and bench.cancellations.refuses(line, LIMITED)
+
+
+def test_orphans_are_refused_and_broadcasts_of_those_who_said_farewell_are_not(bench: Bench) -> None:
+    here, dead, gone = Wire(), Wire(), Wire()
+    dead.error = PeerLost("program here", "its process has ended")
+    gone.error = PeerLost("program here", "it left: the program ended")
+    refuses = bench.cancellations.refuses
+    outcomes = {(line, slot): refuses(line, slot, orphans=True) for line in (here, dead, gone) for slot in (0, 3)}
+    assert [*outcomes.values()] == [False, False, True, True, False, True]
+    assert bench.refused == [(dead, 3, 0, 0.0), (gone, 3, 0, 0.0)]
+    assert not refuses(dead, 3), "only where nobody takes over what was asked"
