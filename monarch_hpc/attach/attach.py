@@ -27,9 +27,10 @@ __all__ = ["Attachment", "attach", "join"]
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A process's node in an allocation, and its channel to the head."""
+    """A process's node in an allocation, with its channel to the head, and the allocation's configuration."""
 
     ready: Ready
+    config: Config
     node: Node
     channel: FrameChannel
 
@@ -60,9 +61,10 @@ def attach(
     """
     ready = check_allocation(directory)
     identity = Identity(ready.allocation, role, os.uname().nodename, new_incarnation())
-    node = Node(engine, identity, b"", listener, read_config(directory).transport)
+    config = read_config(directory)
+    node = Node(engine, identity, b"", listener, config.transport)
     try:
-        return join(node, directory, timeout_s)
+        return _join(node, directory, ready, config, timeout_s)
     except BaseException:
         node.close("the head cannot be reached")
         raise
@@ -74,9 +76,11 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
     Raises:
         AllocationError, AuthenticationError, PeerLost, VersionMismatch: as `attach`; the node is as it was.
     """
-    ready = check_allocation(directory)
+    return _join(node, directory, check_allocation(directory), read_config(directory), timeout_s)
+
+
+def _join(node: Node, directory: Path, ready: Ready, config: Config, timeout_s: float | None) -> Attachment:
     key = read_key(directory)
-    config = read_config(directory)
     engine, role = node.engine, node.identity.role
     relay = None
     job_id = ready.job_of(ready.head)
@@ -99,7 +103,7 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
     except TransportError:
         node.leave(ready.allocation, "the head cannot be reached")
         raise
-    return Attachment(ready, node, channel)
+    return Attachment(ready, config, node, channel)
 
 
 def _listen_hosts(config: Config) -> list[str]:
