@@ -20,8 +20,8 @@ from pathlib import Path
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, endpoint, telemetry
-from monarch_hpc.attach.attach import query_rows
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.tables.rows import query_rows
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.machine.procfs import each_pid, read_cpu_s, read_environ, read_resident_bytes

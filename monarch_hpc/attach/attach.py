@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypedDict, TypeVar
 
 from monarch_hpc.agent.resources.shm_folder import make_own_segments, remove_own_segments
 from monarch_hpc.allocation.files import ended_path, read_key
@@ -14,68 +11,26 @@ from monarch_hpc.allocation.ready import Ready, check_allocation
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
+from monarch_hpc.core.errors import ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
-from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.interfaces import choose_interfaces, raise_file_limit, read_interfaces
 from monarch_hpc.transport.api import FrameChannel, Listener
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
-from monarch_hpc.wire.control.allocation import (
-    DrainHost,
-    FreeHosts,
-    HostsFreed,
-    ShutDown,
-    ShutDownDone,
-    Status,
-    StatusReport,
-)
 from monarch_hpc.wire.control.message import Message, encode
-from monarch_hpc.wire.control.questions import Ask, Rows
-from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.tables.schema import Table
 
-__all__ = [
-    "Asker",
-    "Attachment",
-    "HeadClient",
-    "HeadStatus",
-    "TableAnswer",
-    "ask",
-    "attach",
-    "drain_host",
-    "free_hosts",
-    "join",
-    "query_portions",
-    "query_rows",
-    "query_status",
-    "shut_down",
-]
-
-R = TypeVar("R")
-
-_DIAL_S = 4.0
-"""Beyond the head's own timeout, how long connecting to it may take: the relay needs a second and an srun."""
-
-_CONNECT_S = 15.0
-"""Longest wait for the connection, however long answers may take."""
-
-_ANSWER_S = 12.0
-"""Beyond the procs' grace, how long a head may take to shut an allocation down; its agents have earlier deadlines."""
-
-_log = Logger(__name__)
+__all__ = ["Attachment", "attach", "join"]
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A process's node in an allocation, and its channel to the head."""
+    """A process's node in an allocation, with its channel to the head, and the allocation's configuration."""
 
     ready: Ready
+    config: Config
     node: Node
     channel: FrameChannel
 
@@ -106,9 +61,10 @@ def attach(
     """
     ready = check_allocation(directory)
     identity = Identity(ready.allocation, role, os.uname().nodename, new_incarnation())
-    node = Node(engine, identity, b"", listener, read_config(directory).transport)
+    config = read_config(directory)
+    node = Node(engine, identity, b"", listener, config.transport)
     try:
-        return join(node, directory, timeout_s)
+        return _join(node, directory, ready, config, timeout_s)
     except BaseException:
         node.close("the head cannot be reached")
         raise
@@ -120,9 +76,11 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
     Raises:
         AllocationError, AuthenticationError, PeerLost, VersionMismatch: as `attach`; the node is as it was.
     """
-    ready = check_allocation(directory)
+    return _join(node, directory, check_allocation(directory), read_config(directory), timeout_s)
+
+
+def _join(node: Node, directory: Path, ready: Ready, config: Config, timeout_s: float | None) -> Attachment:
     key = read_key(directory)
-    config = read_config(directory)
     engine, role = node.engine, node.identity.role
     relay = None
     job_id = ready.job_of(ready.head)
@@ -145,7 +103,7 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
     except TransportError:
         node.leave(ready.allocation, "the head cannot be reached")
         raise
-    return Attachment(ready, node, channel)
+    return Attachment(ready, config, node, channel)
 
 
 def _listen_hosts(config: Config) -> list[str]:
@@ -177,224 +135,3 @@ def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
         segments=segments,
         closed=lambda: remove_own_segments(segments, held),
     )
-
-
-class HeadStatus(TypedDict):
-    """A head's `StatusReport`, with the fabric of the link to it and the reason: `transport.api.Channel.fabric`."""
-
-    hosts: list[dict[str, object]]
-    runs: list[dict[str, object]]
-    kept: list[dict[str, object]]
-    idle_left_s: float
-    link: str
-    link_why: str
-
-
-def query_status(head: Path | HeadClient, timeout_s: float) -> HeadStatus | None:
-    """Request the status report of a head, see `ask`; None if it cannot be reached in time."""
-    return _ask_status(head, Status(), timeout_s)
-
-
-def drain_host(directory: Path, host: str, reason: str, timeout_s: float) -> HeadStatus | None:
-    """Take a host of an allocation out of use, or back into use if *reason* is empty; answers as `query_status`."""
-    return _ask_status(directory, DrainHost(host, reason), timeout_s)
-
-
-def _ask_status(head: Path | HeadClient, question: Message, timeout_s: float) -> HeadStatus | None:
-    answer, link, why = ask(head, question, StatusReport, timeout_s)
-    if not isinstance(answer, StatusReport):
-        return None
-    return HeadStatus(
-        hosts=answer.hosts,
-        runs=answer.runs,
-        kept=answer.kept,
-        idle_left_s=answer.idle_left_s,
-        link=link,
-        link_why=why,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TableAnswer(Generic[R]):
-    """The rows of all processes of an allocation that answered; see `wire.control.questions.Rows`.
-
-    Attributes:
-        cut: processes of whose rows only the latest are there, in words.
-    """
-
-    rows: list[R]
-    missing: list[str]
-    left_out: list[str]
-    cut: list[str]
-
-
-def query_rows(
-    head: Path | HeadClient, table: Table[R], timeout_s: float, where: Mapping[str, object] | None = None
-) -> TableAnswer[R] | None:
-    """Request a table's rows of every process of the allocation; None if the head cannot be reached in time.
-
-    Args:
-        timeout_s: how long the head waits for hosts and programs; the answer names the late ones.
-        where: values by column: other rows are not wanted.
-
-    Raises:
-        FrameError: a process answered with something else than rows of *table*.
-    """
-    answer = query_portions(head, table.name, timeout_s, where)
-    if answer is None:
-        return None
-    rows = [row for portion in answer.portions for row in table.read(portion.rows)]
-    return TableAnswer(rows, answer.missing, answer.left_out, [one.source for one in answer.portions if one.cut])
-
-
-def query_portions(
-    head: Path | HeadClient, table: str, timeout_s: float, where: Mapping[str, object] | None = None, pieces: str = ""
-) -> Rows | None:
-    """Return the answer for `query_rows` as it came, with rows as text; None if the head cannot be reached in time.
-
-    Args:
-        pieces: a question in SQL that hosts answer, see `wire.tables.pieces`.
-    """
-    question = Ask(0, table, dict(where or {}), timeout_s, pieces=pieces)
-    answer, _, _ = ask(head, question, Rows, timeout_s + _DIAL_S)
-    return answer if isinstance(answer, Rows) else None
-
-
-def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
-    """Shut down all procs and agents of an allocation.
-
-    Args:
-        timeout_s: time between SIGTERM and SIGKILL of procs.
-
-    Returns:
-        The number of processes left on each host, -1 where it is unknown; None if the head cannot be reached.
-    """
-    answer, _, _ = ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
-    return dict(answer.left) if isinstance(answer, ShutDownDone) else None
-
-
-def free_hosts(directory: Path, ranks: Sequence[int], timeout_s: float) -> dict[str, int] | None:
-    """End all procs and the agents on some hosts of an allocation, which goes on without them.
-
-    Args:
-        ranks: the hosts; not the head's.
-        timeout_s: time between SIGTERM and SIGKILL of procs.
-
-    Returns:
-        As `shut_down`, for these hosts.
-    """
-    answer, _, _ = ask(directory, FreeHosts(list(ranks), timeout_s), HostsFreed, timeout_s + _ANSWER_S)
-    return dict(answer.left) if isinstance(answer, HostsFreed) else None
-
-
-class Asker:
-    """A listener that waits for one answer.
-
-    Args:
-        wanted: what is an answer; `Message` for anything, refusals too.
-
-    Attributes:
-        answer: the answer; None if there is none, or the head has refused.
-        lost: why the head is gone; empty if it has answered.
-        over: set once there is no more to wait for.
-    """
-
-    def __init__(self, engine: Engine, wanted: type[Message]) -> None:
-        self._wanted = wanted
-        self.answer: Message | None = None
-        self.lost = ""
-        self.over = Flag(engine)
-
-    def on_channel(self, channel: FrameChannel) -> None:
-        """Do nothing: tools do not listen."""
-
-    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Store the answer."""
-        message = decode(frame.body)
-        if isinstance(message, self._wanted):
-            self.answer = message
-            self.over.set()
-        elif isinstance(message, Refused):
-            _log.warning("the head refused %s: %s", message.request, message.problem)
-            self.over.set()
-
-    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """Stop waiting: no answer will come."""
-        self.lost = str(error)
-        self.over.set()
-
-
-class HeadClient:
-    """A tool's channel to the head of an allocation, for one question after the other; the first one opens it.
-
-    Args:
-        directory: the allocation's.
-
-    Attributes:
-        fabric, why: the fabric of the channel, and the reason for it; empty while there is none.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.fabric = self.why = ""
-        self._engine: Engine | None = None
-        self._attachment: Attachment | None = None
-        self._asker: Asker | None = None
-
-    def ask(self, question: Message, wanted: type[Message], timeout_s: float) -> Message | None:
-        """Ask the head; None if it refuses the question, or cannot be reached in time."""
-        if self._engine is None:
-            self._engine = Engine()
-            self._engine.start()
-        asker = self._asker = Asker(self._engine, wanted)
-        try:
-            if self._attachment is None:
-                self._attachment = attach(self.directory, Role.TOOL, self, self._engine, min(timeout_s, _CONNECT_S))
-                self.fabric, self.why = self._attachment.channel.fabric, self._attachment.channel.why
-            self._attachment.send(question)
-            is_over = asker.over.wait(timeout_s)
-        except (AllocationError, ConfigError, TransportError, OSError):
-            is_over = False
-        if not is_over or asker.lost:
-            self._leave()  # an answer that comes late must not be taken for the next one
-        return asker.answer
-
-    def on_channel(self, channel: FrameChannel) -> None:
-        """Do nothing: tools do not listen."""
-
-    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Pass an answer on to the question."""
-        if self._asker is not None:
-            self._asker.on_frame(channel, frame)
-
-    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """End the question: no answer will come."""
-        if self._asker is not None:
-            self._asker.on_lost(channel, error)
-
-    def _leave(self) -> None:
-        if self._attachment is not None:
-            self._attachment.node.close("the questions are answered")
-            self._attachment = None
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._leave()
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-
-
-def ask(
-    head: Path | HeadClient, question: Message, wanted: type[Message], timeout_s: float
-) -> tuple[Message | None, str, str]:
-    """Ask a head, that of an allocation's directory or one to which there is a channel.
-
-    Returns:
-        The answer, None if the head refuses the question or cannot be reached in time; the fabric of the channel, and
-        the reason for that fabric.
-    """
-    if isinstance(head, HeadClient):
-        return head.ask(question, wanted, timeout_s), head.fabric, head.why
-    with contextlib.closing(HeadClient(head)) as client:
-        return client.ask(question, wanted, timeout_s), client.fabric, client.why

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.attach.attach import attach
 from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
@@ -72,7 +71,7 @@ class ProgramClient:
         self._engine.start()
         try:
             self._attachment = attach(directory, Role.TOOL, self, self._engine)
-            config = read_config(directory)
+            config = self._attachment.config
             self._submit_s = config.slurm.command_timeout_s
             self._submits = not config.login.submit_from_compute and shutil.which("sbatch") is not None
             if self._submits:

@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from monarch_hpc.attach.attach import Asker, attach
+from monarch_hpc.attach.attach import attach
+from monarch_hpc.attach.head.client import Asker
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.engine.engine import Engine

@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 import click
 
 from monarch_hpc.cli.allocations.groups import GROUP_OPTION, GroupedCommand, plan_groups
-from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, give_back, queue_options, show_notes
+from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, queue_options, show_notes
 from monarch_hpc.cli.option_values import num_hosts
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.config import Config
@@ -211,7 +211,7 @@ def _wait(
         life = allocations.follow(record, progress.show, lambda: signals.received is not None, min_hosts)
     except AllocationError as error:
         # The job still exists, and holds hosts that are of no use.
-        give_back(allocations, record, error)
+        allocations.give_back(record, error)
         raise
     if life.stage is Stage.READY:
         if life.ready is not None and life.ready.missing:

@@ -14,11 +14,11 @@ from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.option_values import limit_seconds
 from monarch_hpc.cli.output import Console
 from monarch_hpc.config import Config, FlagValue
-from monarch_hpc.core.errors import MonarchError, SlurmCommandError
+from monarch_hpc.core.errors import SlurmCommandError
 from monarch_hpc.core.text.units import format_duration
-from monarch_hpc.slurm import AllocationRecord, Allocations, JobPlan, exclude_bad_hosts, limits_in_words
+from monarch_hpc.slurm import JobPlan, exclude_bad_hosts, limits_in_words
 
-__all__ = ["exclude_hosts", "explained_refusal", "give_back", "queue_options", "show_notes"]
+__all__ = ["exclude_hosts", "explained_refusal", "queue_options", "show_notes"]
 
 _Result = TypeVar("_Result")
 
@@ -94,13 +94,3 @@ def explained_refusal(config: Config, flags: Mapping[str, FlagValue]) -> Iterato
         if limit := limits_in_words(error.stderr, config, flags):
             error.add_note(limit)
         raise
-
-
-def give_back(allocations: Allocations, job: AllocationRecord, error: MonarchError) -> None:
-    """Release a job whose hosts are of no use after *error*, which is told whether that was possible."""
-    try:
-        allocations.release(job)
-    except MonarchError as failed:
-        error.add_note(f"job {job.job_id} could not be released yet: {failed}")
-    else:
-        error.add_note(f"job {job.job_id} was released; its output stays in {job.directory}")

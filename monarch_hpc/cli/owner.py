@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from monarch_hpc.allocation.ready import Ready
-from monarch_hpc.attach.attach import Attachment, attach
+from monarch_hpc.attach.attach import attach
 from monarch_hpc.attach.heir_search import seek_heir
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
@@ -162,7 +162,7 @@ class RunOwner:
     def _follow(self, ready: Ready, channel: FrameChannel) -> None:
         """Open the run again at the head of a later term."""
         self._seeks = False
-        self._attachment = Attachment(ready, self._attachment.node, channel)
+        self._attachment = replace(self._attachment, ready=ready, channel=channel)
         self._pulse.watch(channel)
         with contextlib.suppress(TransportError):  # its end is reported
             self._attachment.send(self._opening)

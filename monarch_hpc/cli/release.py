@@ -67,7 +67,7 @@ def command(name: str | None, everything: bool) -> int:
 
 def _release(allocations: Allocations, record: AllocationRecord, stop_s: float, output: Console) -> Released:
     def shut_down(directory: Path) -> Mapping[str, int] | None:
-        from monarch_hpc.attach.attach import shut_down as ask_head
+        from monarch_hpc.attach.head.orders import shut_down as ask_head
 
         try:
             return ask_head(directory, stop_s)

@@ -197,7 +197,7 @@ def _choose(
     from monarch_hpc.slurm import Allocations, find_job_here, open_inside
 
     if name is None and find_job_here(os.environ) is not None:
-        from monarch_hpc.attach.attach import shut_down
+        from monarch_hpc.attach.head.orders import shut_down
 
         end = partial(shut_down, timeout_s=config.procs.stop_s)
         return _Target(resources.enter_context(open_inside(config, os.environ, end)))

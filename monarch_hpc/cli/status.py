@@ -30,7 +30,7 @@ from monarch_hpc.slurm import (
 from monarch_hpc.supervision.spares import hosts_in_use
 
 if TYPE_CHECKING:
-    from monarch_hpc.attach.attach import HeadStatus
+    from monarch_hpc.attach.head.status import HeadStatus
 
 __all__ = ["command"]
 
@@ -162,7 +162,7 @@ def _view(allocations: Allocations, record: AllocationRecord, census: Census) ->
     elif record.live and _suspended(row):
         pass  # none of its processes can answer
     elif record.live and seen.ready is not None and seen.exit_status is None:
-        from monarch_hpc.attach.attach import query_status
+        from monarch_hpc.attach.head.status import query_status
 
         try:
             head = query_status(record.directory, _ASK_S)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from monarch_hpc.attach.attach import shut_down
+from monarch_hpc.attach.head.orders import shut_down
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from monarch_hpc.allocation.settings import name_of
-from monarch_hpc.attach.sql import query_allocations
+from monarch_hpc.attach.tables.sql import query_allocations
 from monarch_hpc.core.arguments import check_seconds, check_text
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError

@@ -226,6 +226,15 @@ class Allocations:
         startup = Startup(self._config.slurm, self.registry, self.slurm, look_up, record, min_hosts, view)
         return startup.follow(report, stop)
 
+    def give_back(self, record: AllocationRecord, error: BaseException) -> None:
+        """Release a job whose hosts are of no use after *error*, which is told whether that was possible."""
+        try:
+            self.release(record)
+        except (MonarchError, OSError) as failed:
+            error.add_note(f"job {record.job_id} could not be released yet: {failed}; 'monarch-hpc release' does it")
+        else:
+            error.add_note(f"job {record.job_id} was released; its output stays in {record.directory}")
+
     def release(
         self, record: AllocationRecord, shut_down: Callable[[Path], Mapping[str, int] | None] | None = None
     ) -> Released:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from monarch_hpc.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
-    from monarch_hpc.attach.sql import QueryResult
+    from monarch_hpc.attach.tables.sql import QueryResult
     from monarch_hpc.mesh.program.query import query
     from monarch_hpc.telemetry.shipped import question
 
 _HOMES = {
-    "QueryResult": "attach.sql",
+    "QueryResult": "attach.tables.sql",
     "query": "mesh.program.query",
     "question": "telemetry.shipped",
 }

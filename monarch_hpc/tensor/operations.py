@@ -293,7 +293,7 @@ class MeshOperations:
     def _lend(self, view: View, number: int) -> tuple[Any, ...]:
         token = view.engine.emit(view, [records.LEND, number, -1], 1)
         view.engine.flush()
-        return arrive, (view.engine.key, token, self._mesh, view.region)
+        return arrive, (view.engine.key, token, self._mesh, view.region, view.engine.config.collective_s)
 
 
 def _not_sharded(name: str) -> TypeError:

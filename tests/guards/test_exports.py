@@ -78,7 +78,7 @@ def test_the_package_alone_brings_nothing_but_its_lazy_face() -> None:
 
 
 def test_questions_in_sql_need_no_library_where_they_are_asked() -> None:
-    loaded = loaded_by("import monarch_hpc.attach.sql, monarch_hpc.cli.tables.query, monarch_hpc.cli.dash.watch")
+    loaded = loaded_by("import monarch_hpc.attach.tables.sql, monarch_hpc.cli.tables.query, monarch_hpc.cli.dash.watch")
     assert {name.split(".")[0] for name in loaded} & {"datafusion", "numpy", "pandas", "pyarrow", "sqlglot"} == set()
 
 

@@ -24,11 +24,9 @@ INNER = {
         {"bootstrap_command", "healing.revivals", "output", "plan", "view"},
     ),
     "attach": (
-        {"job_end", "program_client", "submission"},
-        {"sql"},
-        {"sql_engine"},
-        {"overview"},
-        {"attach", "embedded", "heir_search", "log_rows", "workers"},
+        {"program_client", "submission", "tables"},
+        {"head"},
+        {"attach", "embedded", "heir_search", "workers"},
         {"local_agents", "program_order", "slurm_relay"},
         {"dial_back"},
     ),
@@ -76,7 +74,7 @@ UPWARD = {
     # Meshes of hosts start meshes of procs, and a mesh of procs knows its hosts: one notion in two modules.
     ("mesh.proc", "mesh.host"): {When.LAZY, When.TYPING},
     # A face, whose modules others import from it.
-    ("telemetry", "attach.sql"): {When.TYPING},
+    ("telemetry", "attach.tables.sql"): {When.TYPING},
     ("telemetry", "mesh.program.query"): {When.TYPING},
 }
 

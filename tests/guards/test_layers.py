@@ -36,7 +36,7 @@ DOORS = {
     "datafusion": {"telemetry.sql.context"},
     "mpi4py": {"actor.runtime.mpi"},
     "numpy": {"rdma.arrays", "rdma.trees.arrays", "telemetry.kept.columns"},
-    "pyarrow": {"attach.sql", "telemetry.kept", "telemetry.sql", "wire.arrow"},
+    "pyarrow": {"attach.tables.sql", "telemetry.kept", "telemetry.sql", "wire.arrow"},
     "pynvml": {"telemetry.scribe.gpus"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},

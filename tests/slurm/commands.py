@@ -343,7 +343,7 @@ def put_on_path(alice: Alice, scripts: Mapping[str, str]) -> None:
 _ANNOUNCE = """
 import sys, time
 from pathlib import Path
-from monarch_hpc.attach.job_end import announce_job_end
+from monarch_hpc.attach.head.orders import announce_job_end
 assert announce_job_end(Path(sys.argv[1]), time.time() + float(sys.argv[2]), 30.0)
 """
 

@@ -333,7 +333,8 @@ def test_a_script_written_by_hand_finds_agents_on_its_hosts(alice: Alice) -> Non
     program = alice.folder / "program.py"
     text = f"""
 import os
-from monarch_hpc.attach.attach import query_status, shut_down
+from monarch_hpc.attach.head.orders import shut_down
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.slurm import open_inside
 

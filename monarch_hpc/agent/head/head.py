@@ -11,18 +11,19 @@ from functools import partial
 
 from monarch_hpc.agent.head import events
 from monarch_hpc.agent.head.deadline import HeadDeadline, Later
-from monarch_hpc.agent.head.held import HeldRuns
 from monarch_hpc.agent.head.hosts.departures import Departures
 from monarch_hpc.agent.head.hosts.losses import AskSlurm, HostLosses, no_answer
 from monarch_hpc.agent.head.hosts.returns import HostReturns
 from monarch_hpc.agent.head.hosts.roster import HostRoster, HostSlot
 from monarch_hpc.agent.head.inheritance import Inheritance
-from monarch_hpc.agent.head.kept import KeptMeshes
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.questions import HeadQuestions
 from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links
-from monarch_hpc.agent.head.runs import OpenObserver, RunPeers, opened, problem_of_mesh, refusal, report
+from monarch_hpc.agent.head.runs.closing import RunClosing
+from monarch_hpc.agent.head.runs.held import HeldRuns
+from monarch_hpc.agent.head.runs.kept import KeptMeshes
+from monarch_hpc.agent.head.runs.runs import OpenObserver, RunPeers, opened, problem_of_mesh, refusal, report
 from monarch_hpc.agent.head.state import HeadState, RunState, apply
 from monarch_hpc.core.ids import first_member
 from monarch_hpc.core.logger import Logger
@@ -58,12 +59,6 @@ from monarch_hpc.wire.control.runs import TAKEN_OVER, CloseRun, OpenRun, Recordi
 from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Head"]
-
-_CLOSE_S = 10.0
-"""Beyond the procs' own grace, how long agents may take to report that a run's procs are gone."""
-
-_ORPHAN_S = 2.0
-"""Time that a run without members waits for its owner, which may attach after a short program has ended."""
 
 _log = Logger(__name__)
 
@@ -118,7 +113,10 @@ class Head:
         self.returns = HostReturns(self.state, self._peers, self._apply, clock, later)
         end = self._departures.shut_down
         self.deadline = HeadDeadline(self.state, self._peers, clock, later, end, ask_slurm, notice_s)
-        self._held = HeldRuns(self.state, self._peers, later, self._close, self._send, self._questions.ask, stop_s)
+        self._closing = closing = RunClosing(
+            self.state, self._peers, self._run_peers, self._apply, self._send, later, stop_s
+        )
+        self._held = HeldRuns(self.state, self._peers, later, closing.close, self._send, self._questions.ask, stop_s)
 
     def _apply(self, event: events.Event) -> None:
         apply(self.state, event)
@@ -163,7 +161,7 @@ class Head:
             case AskClock():
                 link.send(ClockTold(message.ticket, realtime_ns()))
             case RunClosed():
-                self._closed_on(message.run, slot.entry.rank)
+                self._closing.closed_on(message.run, slot.entry.rank)
             case ShutDownDone():
                 self._departures.note(slot.entry.rank, message.left)
                 if self.state.shutting_down is None:
@@ -195,7 +193,7 @@ class Head:
             _log.warning("lost %s: %s", slot.entry.name, cause)
         self._losses.explain(slot, cause, life, runs)
         for name, run in runs.items():
-            self._report_if_closed(name, run)
+            self._closing.report(name, run)
         self._departures.lose(rank, slot.entry.name)
         return rank
 
@@ -224,7 +222,7 @@ class Head:
                 else:
                     if not self._is_member(link, run):
                         self._apply(events.PeerEnteredRun(message.run, self._peers.add(link)))
-                    self._close(message.run, message.exit_code)
+                    self._closing.close(message.run, message.exit_code)
             case RunLinks() if problem := problem_of_links(message.links):
                 link.send(refuse(message, problem))
             case RunLinks() | Recording():
@@ -263,7 +261,7 @@ class Head:
             self._apply(events.PeerLeftRun(name, peer))
             self._held.lose(name, run, peer, cause)
             if run.owner is None and not run.members:
-                self._later(_ORPHAN_S, partial(self._close_orphan, name, run))
+                self._closing.close_orphan_later(name, run)
         self._peers.forget(link)
 
     def shut_down(self, grace_s: float, requester: Link | None) -> None:
@@ -319,37 +317,6 @@ class Head:
     def _stop(self, link: Link, message: StopProcs) -> None:
         mesh = self.state.mesh(message.run, message.mesh)
         self._forward(link, message, mesh is not None, partial(ProcsStopped, message.run, message.mesh))
-
-    def _close(self, name: str, exit_code: int) -> None:
-        run = self.state.runs[name]
-        if run.closing is not None:
-            return
-        self._apply(events.RunStopping(name))
-        self._send(set(run.closing or ()), CloseRun(name, exit_code))
-        self._later(self._stop_s + _CLOSE_S, partial(self._on_close_deadline, name, run))
-        self._report_if_closed(name, run)
-
-    def _close_orphan(self, name: str, run: RunState) -> None:
-        if self.state.runs.get(name) is run and not run.members:
-            self._close(name, -1)
-
-    def _on_close_deadline(self, name: str, run: RunState) -> None:
-        if self.state.runs.get(name) is run:
-            left = sorted(run.closing or ())
-            _log.warning("run %s: procs may be left on %s", name, ", ".join(map(self.state.roster.name, left)))
-            for rank in left:
-                self._closed_on(name, rank)
-
-    def _closed_on(self, name: str, rank: int) -> None:
-        if (run := self.state.runs.get(name)) is not None:
-            self._apply(events.RunLeftHost(name, rank))
-            self._report_if_closed(name, run)
-
-    def _report_if_closed(self, name: str, run: RunState) -> None:
-        if name not in self.state.runs:
-            self._run_peers.pop(name).close()
-            for member in self._peers.of(run.members):
-                member.send(RunClosed(name))
 
     def _set_logs(self, link: Link, message: SetLogs | FlushLogs) -> None:
         mesh = self.state.mesh(message.run, message.mesh)

@@ -13,7 +13,7 @@ from functools import partial
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.request_checks import problem_of_question
-from monarch_hpc.agent.head.runs import RunPeers
+from monarch_hpc.agent.head.runs.runs import RunPeers
 from monarch_hpc.agent.head.state import HeadState
 from monarch_hpc.agent.questions import MAX_IN_FLIGHT, MAX_WAIT_S, PART_OF_WAIT, OpenQuestions
 from monarch_hpc.wire.casts import spans_of

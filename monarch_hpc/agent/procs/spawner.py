@@ -14,7 +14,14 @@ from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc import Proc
 from monarch_hpc.agent.procs.proc_table import ProcTable
 from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned, ZygotePool
-from monarch_hpc.agent.resources.binding import Binding, check_bindings, given_bindings, read_topology, shares
+from monarch_hpc.agent.resources.binding import (
+    Binding,
+    check_bindings,
+    given_bindings,
+    read_topology,
+    shares,
+    threads_of_each,
+)
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.gpus import own_block, visible_gpus
 from monarch_hpc.core.storage.shortage import shortage_note
@@ -143,11 +150,12 @@ class ProcSpawner:
             case "given":
                 check_bindings(order.bindings, order.per_host, {self._settings.name: cpus})
                 return given_bindings(order.bindings, cpus, self._topology()), 0
-            case "auto" if order.per_host > 1:
+            case "auto":
+                num_threads = threads_of_each(len(cpus), order.per_host, self._settings.grant.num_sharing)
+                if order.per_host == 1:
+                    return [Binding()], num_threads
                 gpus = [self._gpus(order, local_rank) for local_rank in range(order.per_host)]
-                return [Binding(share) for share in shares(cpus, gpus, self._topology())], max(
-                    1, len(cpus) // order.per_host
-                )
+                return [Binding(share) for share in shares(cpus, gpus, self._topology())], num_threads
             case _:
                 return [Binding()] * order.per_host, 0
 

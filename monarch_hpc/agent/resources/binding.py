@@ -25,6 +25,7 @@ __all__ = [
     "read_topology",
     "render_numbers",
     "shares",
+    "threads_of_each",
 ]
 
 KEYS = ("cpunodebind", "membind", "physcpubind", "cpus")
@@ -126,6 +127,18 @@ def shares(cpus: Sequence[int], owned_gpus: Sequence[Sequence[str]], topology: T
     for block, proc in zip(blocks, sorted(range(num), key=lambda proc: (preferred[proc], proc)), strict=True):
         dealt[proc] = block
     return dealt
+
+
+def threads_of_each(num_cpus: int, per_host: int, num_sharing: int) -> int:
+    """The number of threads that each proc of a host may compute with; 0, which leaves it open, if it is alone.
+
+    Args:
+        num_cpus: number of CPUs granted to the host.
+        per_host: number of procs that the mesh has on each host.
+        num_sharing: number of hosts that have these CPUs.
+    """
+    num_procs = per_host * num_sharing
+    return max(1, num_cpus // num_procs) if num_procs > 1 else 0
 
 
 def check_bindings(bindings: Sequence[Mapping[str, str]], per_host: int, granted: Mapping[str, Sequence[int]]) -> None:

@@ -26,6 +26,7 @@ class Grant:
         gpus: indices or UUIDs, in Slurm's order.
         gpu_variable: the environment variable that lists a proc's GPUs.
         interfaces: name -> IPv4 address of the interfaces to listen on, best first.
+        num_sharing: number of the allocation's hosts that have these CPUs: more than one where all are this machine.
     """
 
     cpus: list[int]
@@ -33,6 +34,7 @@ class Grant:
     gpus: list[str]
     gpu_variable: str
     interfaces: dict[str, str]
+    num_sharing: int = 1
 
 
 def granted_memory(environment: Mapping[str, str], limit_bytes: int | None, total_bytes: int) -> int:
@@ -72,4 +74,5 @@ def read_grant(environment: Mapping[str, str], config: Config, local_place: tupl
         interfaces=choose_interfaces(
             read_interfaces(), config.fabric.interfaces.compute, local=local_place is not None
         ),
+        num_sharing=1 if local_place is None else local_place[1],
     )

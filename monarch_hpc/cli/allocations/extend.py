@@ -6,7 +6,7 @@ import re
 
 import click
 
-from monarch_hpc.attach.job_end import announce_job_end
+from monarch_hpc.attach.head.orders import announce_job_end
 from monarch_hpc.cli.allocations.groups import refuse_groups
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 
-from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, give_back, show_notes
+from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, show_notes
 from monarch_hpc.cli.output import current_output
 from monarch_hpc.config import Config
 from monarch_hpc.core.errors import AllocationError
@@ -80,7 +80,7 @@ def show_growth(
     try:
         life = allocations.follow(job, report, lambda: stopped() is not None)
     except AllocationError as error:
-        give_back(allocations, job, error)
+        allocations.give_back(job, error)
         raise
     if life.stage is Stage.READY and life.granted is not None:
         text = (

@@ -62,7 +62,7 @@ def list_meshes(name: str | None) -> None:
 @output_options
 def show(mesh: str, name: str | None) -> None:
     """Show the procs and actors of a kept mesh."""
-    from monarch_hpc.attach.attach import query_rows
+    from monarch_hpc.attach.tables.rows import query_rows
     from monarch_hpc.wire.tables.calls import CALLS
 
     found = _find(load_for_command({}).config, name, mesh)
@@ -97,7 +97,7 @@ def show(mesh: str, name: str | None) -> None:
 @output_options
 def stop(mesh: str, name: str | None) -> None:
     """End a kept mesh, also while programs use it: their calls to it fail."""
-    from monarch_hpc.attach.attach import ask
+    from monarch_hpc.attach.head.client import ask
     from monarch_hpc.wire.control.kept import KeptStopped, StopKept
 
     config = load_for_command({}).config
@@ -115,7 +115,7 @@ def stop(mesh: str, name: str | None) -> None:
 
 
 def _meshes(config: Config, name: str | None) -> tuple[AllocationRecord, list[dict[str, object]]]:
-    from monarch_hpc.attach.attach import query_status
+    from monarch_hpc.attach.head.status import query_status
     from monarch_hpc.slurm import Allocations
 
     record = Allocations.open(config).find(name)

@@ -45,7 +45,8 @@ def command(name: str | None, num_hosts: int, force: bool) -> int:
     record = allocations.find(name)
     if record.ended is not None or record.job_id is None:
         raise AllocationError(record.name, "has no hosts; see 'monarch-hpc status'")
-    from monarch_hpc.attach.attach import free_hosts, query_status
+    from monarch_hpc.attach.head.orders import free_hosts
+    from monarch_hpc.attach.head.status import query_status
 
     head = query_status(record.directory, _ASK_S)
     if head is None:

@@ -55,8 +55,9 @@ class Scraper:
 
     def _scrape(self, name: str, directory: Path) -> Scrape:
         from monarch_hpc.allocation.settings import read_config
-        from monarch_hpc.attach.attach import HeadClient, query_rows
-        from monarch_hpc.attach.overview import read_overview
+        from monarch_hpc.attach.head.client import HeadClient
+        from monarch_hpc.attach.tables.overview import read_overview
+        from monarch_hpc.attach.tables.rows import query_rows
 
         absent: set[str] = set()
 

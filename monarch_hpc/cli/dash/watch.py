@@ -130,7 +130,7 @@ class Watch:
 
     def look_back(self) -> dict[str, object]:
         """Ask for metrics and failures, and return them."""
-        from monarch_hpc.attach.attach import query_rows
+        from monarch_hpc.attach.tables.rows import query_rows
 
         where: dict[str, object] = {} if self._run is None else {"run": self._run}
         failed: list[HandledCall] = []
@@ -196,7 +196,7 @@ class Watch:
             self._queries.release()
 
     def _answer(self, sql: str) -> dict[str, object]:
-        from monarch_hpc.attach.sql import open_question
+        from monarch_hpc.attach.tables.sql import open_question
 
         with open_question(sql, self._targets.values()) as asked:
             found = asked.collect(_SQL_S)

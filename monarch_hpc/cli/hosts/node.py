@@ -24,7 +24,7 @@ from monarch_hpc.slurm.commands.cluster import NodeState
 
 if TYPE_CHECKING:
     from monarch_hpc.allocation.ready import ReadyHost
-    from monarch_hpc.attach.attach import HeadStatus
+    from monarch_hpc.attach.head.status import HeadStatus
 
 __all__ = ["command"]
 
@@ -215,7 +215,7 @@ def _hosts(config: Config, name: str | None) -> list[_Host]:
     allocations = Allocations.open(config)
     found = []
     if name is not None or any(record.live for record in allocations.registry.records()):
-        from monarch_hpc.attach.attach import query_status
+        from monarch_hpc.attach.head.status import query_status
 
         record = _live(allocations, name)
         head = query_status(record.directory, _ASK_S)
@@ -227,7 +227,7 @@ def _hosts(config: Config, name: str | None) -> list[_Host]:
 
 def _tell_heads(config: Config, hosts: Sequence[str], reason: str) -> dict[str, list[str]]:
     """Tell the heads of all live allocations that have one of the hosts; return who was told, by host."""
-    from monarch_hpc.attach.attach import drain_host
+    from monarch_hpc.attach.head.orders import drain_host
 
     told: dict[str, list[str]] = {host: [] for host in hosts}
     for record in Allocations.open(config).registry.records():

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.cli.child import Child, End, block_signals
 from monarch_hpc.cli.output import Console
 from monarch_hpc.config import Config

@@ -34,7 +34,8 @@ def refuse_absent(targets: Iterable[tuple[str, Path]], where: Mapping[str, objec
     if not any(key in where for key in ("run", "rank", "host")):
         return
     from monarch_hpc.agent.output.retention import printed_runs, removed_runs
-    from monarch_hpc.attach.attach import query_rows, query_status
+    from monarch_hpc.attach.head.status import query_status
+    from monarch_hpc.attach.tables.rows import query_rows
 
     processes: list[RunProcess] = []
     runs: list[str] = []

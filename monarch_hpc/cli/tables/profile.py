@@ -136,7 +136,7 @@ def _pieces(procs: Sequence[ProcRow]) -> Iterator[list[ProcRow]]:
 
 
 def _plan(directory: Path, where: Mapping[str, object]) -> tuple[list[list[ProcRow]], list[str]]:
-    from monarch_hpc.attach.attach import query_rows
+    from monarch_hpc.attach.tables.rows import query_rows
 
     answer = query_rows(directory, PROCS, _WAIT_S, where)
     if answer is None:
@@ -148,7 +148,7 @@ def _plan(directory: Path, where: Mapping[str, object]) -> tuple[list[list[ProcR
 def _sample(
     directory: Path, procs: Sequence[ProcRow], where: Mapping[str, object]
 ) -> tuple[list[ProfileRow], list[str]]:
-    from monarch_hpc.attach.attach import query_rows
+    from monarch_hpc.attach.tables.rows import query_rows
 
     answer = query_rows(directory, PROFILES, _PROFILE_WAIT_S, {**where, "pid": sorted({proc.pid for proc in procs})})
     if answer is None:

@@ -82,7 +82,7 @@ def command(
     if (form == "parquet") != (path is not None):
         raise click.UsageError("--format parquet and -o FILE go together")
     sql = question(ask) if ask is not None else sql or ""
-    from monarch_hpc.attach.sql import open_question
+    from monarch_hpc.attach.tables.sql import open_question
 
     live, ended = find_askable(name, job, load_for_command({}).config, output)
     if not live and not ended:

@@ -63,7 +63,7 @@ class Question:
         Raises:
             BadParameter: there is no such run.
         """
-        from monarch_hpc.attach.attach import query_rows
+        from monarch_hpc.attach.tables.rows import query_rows
 
         output, targets = self.output, self.find_targets()
         answers = []

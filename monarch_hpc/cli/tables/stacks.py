@@ -51,7 +51,7 @@ def command(
     them with py-spy, from the extra 'monarch-hpc[telemetry]', without their help. NAME is an allocation; all of them
     if left out.
     """
-    from monarch_hpc.attach.attach import query_rows
+    from monarch_hpc.attach.tables.rows import query_rows
 
     output = current_output()
     where = where_of(run, ranks, host, native=native)

@@ -101,7 +101,7 @@ class WatchedHosts:
         self._where = {} if run is None else {"run": run}
 
     def look(self, before: Sighting) -> Sighting:
-        from monarch_hpc.attach.attach import query_rows
+        from monarch_hpc.attach.tables.rows import query_rows
 
         now_s = monotonic()
         known = {proc.key: proc for proc in before.procs}
@@ -122,7 +122,7 @@ class WatchedHosts:
         return Sighting(procs, warnings, now_s)
 
     def stack(self, proc: ProcSeen) -> Iterator[str]:
-        from monarch_hpc.attach.attach import query_rows
+        from monarch_hpc.attach.tables.rows import query_rows
 
         one = proc.process
         where = {"run": one.run, "mesh": one.mesh, "rank": one.rank, "host": one.host}

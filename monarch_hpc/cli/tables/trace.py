@@ -125,7 +125,7 @@ class _Hosts:
 
     def ask(self, table: Table[R]) -> list[R]:
         """Return the rows of a table."""
-        from monarch_hpc.attach.attach import query_rows
+        from monarch_hpc.attach.tables.rows import query_rows
 
         rows: list[R] = []
         for name, directory in self._targets.items():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
-from monarch_hpc.attach.attach import query_rows
+from monarch_hpc.attach.tables.rows import query_rows
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.columns import text_table
 from monarch_hpc.core.text.html import SHOWN_ROWS, html_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monarch_hpc.attach.sql import QueryResult, query_allocations
+from monarch_hpc.attach.tables.sql import QueryResult, query_allocations
 from monarch_hpc.core.arguments import check_seconds, check_text
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.mesh.program.controller import Controller

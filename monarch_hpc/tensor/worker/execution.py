@@ -252,7 +252,7 @@ class Execution:
 
     def _take(self, key: int, token: int, out: int) -> None:
         key %= 1 << 64
-        value, mark = wait_for_worker(key + self._groups.offset, self._groups.timeout_s).loaned(token)
+        value, mark = wait_for_worker(key + self._groups.offset, self._groups.timeout_s, "a stream").loaned(token)
         if type(value) is Failure:
             raise LoanFailed(key, value.root)
         self._queue.follow(value, mark)

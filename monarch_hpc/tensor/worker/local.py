@@ -104,12 +104,13 @@ def forget_worker(key: int) -> None:
         _changed.notify_all()
 
 
-def wait_for_worker(key: int, timeout_s: float | None = None) -> WorkerState:
+def wait_for_worker(key: int, timeout_s: float, awaited: str) -> WorkerState:
     """The worker of an engine in this proc, which has been spawned; waits for its constructor.
 
     Args:
         key: identifies the engine.
-        timeout_s: longest wait, where the key comes from a record, which may name an engine that never was.
+        timeout_s: longest wait: the key comes from a message, and may be that of an engine that never was.
+        awaited: what the caller waits for, in words.
 
     Raises:
         RuntimeError: the mesh ended before, or there is no such worker after this time.
@@ -121,4 +122,4 @@ def wait_for_worker(key: int, timeout_s: float | None = None) -> WorkerState:
             return state
         if key in _ended:
             raise RuntimeError(f"the mesh of this tensor has ended: {_ended[key]}")
-        raise RuntimeError(f"no stream {key:#x} was opened in this process within {timeout_s:g} s")
+        raise RuntimeError(f"{awaited} (number {key:#x}) did not start in this process within {timeout_s:g} s")

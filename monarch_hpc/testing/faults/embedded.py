@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.machine.procfs import each_pid, read_stat
 from monarch_hpc.testing.faults.processes import alive, stopped

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.agent.output.retention import printed_runs, removed_runs
-from monarch_hpc.attach.attach import query_status, shut_down
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.head.orders import shut_down
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.testing import wait_until

@@ -17,7 +17,8 @@ import pytest
 from monarch_hpc.allocation.heads import read_head
 from monarch_hpc.allocation.ready import read_ready
 from monarch_hpc.allocation.settings import write_config
-from monarch_hpc.attach.attach import attach, query_status
+from monarch_hpc.attach.attach import attach
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, AuthenticationError, VersionMismatch
 from monarch_hpc.core.ids import Role

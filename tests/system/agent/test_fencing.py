@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.storage.files import read_json

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.attach.attach import TableAnswer, query_rows, query_status
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.head.status import query_status
+from monarch_hpc.attach.tables.rows import TableAnswer, query_rows
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.testing import wait_until

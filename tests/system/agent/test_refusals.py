@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until

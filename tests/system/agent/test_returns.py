@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.allocation.changes import read_changes
-from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config import Config
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.faults import hosts_of

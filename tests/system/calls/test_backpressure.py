@@ -16,7 +16,7 @@ import pytest
 from monarch_hpc import Actor, ActorDied, ActorMesh, DeliveryUnknown, HostMesh, ProcMesh, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.shape import Region

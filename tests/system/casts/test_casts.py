@@ -13,7 +13,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
-from monarch_hpc.attach.attach import query_rows
+from monarch_hpc.attach.tables.rows import query_rows
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry.views.picture import Row, draw
 from monarch_hpc.testing import wait_until

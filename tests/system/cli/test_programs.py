@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.attach.attach import shut_down
+from monarch_hpc.attach.head.orders import shut_down
 from monarch_hpc.core.storage.files import read_json, write_json
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab.processes import read_command

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.attach.attach import query_status
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.core.storage.files import read_json, write_json
 from monarch_hpc.slurm.owner import current_owner

@@ -18,7 +18,7 @@ import pytest
 
 from monarch_hpc import Actor, ActorMesh, Channel, HostMesh, endpoint
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.attach.attach import query_rows
+from monarch_hpc.attach.tables.rows import query_rows
 from monarch_hpc.cli.main import main
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE

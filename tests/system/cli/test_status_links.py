@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import monarch_hpc
-from monarch_hpc.attach.attach import HeadStatus, query_status
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.head.status import HeadStatus, query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.mesh.program.controller import Controller

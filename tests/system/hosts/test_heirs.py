@@ -17,8 +17,8 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ProcMesh, SpawnError, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.allocation.heads import read_head
-from monarch_hpc.attach.attach import query_status
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.storage.files import read_json

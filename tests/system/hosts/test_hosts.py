@@ -172,13 +172,23 @@ def test_procs_of_a_host_share_its_cpus_out(hosts: HostMesh) -> None:
         first, second = guests.affinity.call().get(_PATIENCE_S).values()
         assert first | second == granted and not first & second and abs(len(first) - len(second)) <= 1
         threads = [value[0] for value in guests.environment.call("OMP_NUM_THREADS").get(_PATIENCE_S).values()]
-        assert threads == [str(num // 2)] * 2
+        assert threads == [str(max(1, num // (2 * 4)))] * 2  # the machine is four hosts
         assert set(guests.context.call().get(_PATIENCE_S).item(gpus=1).proc.cpus) == second
     # More procs than CPUs: they are not bound.
     with one.spawn_procs(per_host={"gpus": num + 1}) as procs:
         assert list(procs.spawn("guest", Guest).affinity.call().get(_PATIENCE_S).values()) == [granted] * (num + 1)
     with one.spawn_procs(per_host={"gpus": 2}, proc_bind="none") as procs:
         assert list(procs.spawn("guest", Guest).affinity.call().get(_PATIENCE_S).values()) == [granted] * 2
+
+
+def test_the_only_proc_of_each_host_computes_with_its_part_of_the_machine(hosts: HostMesh) -> None:
+    num = len(hosts.slice(hosts=0).entries[0].cpus)
+    with hosts.slice(hosts=slice(0, 2)).spawn_procs() as procs:
+        guests = procs.spawn("guest", Guest)
+        threads = [value[0] for value in guests.environment.call("OMP_NUM_THREADS").get(_PATIENCE_S).values()]
+        assert threads == [str(max(1, num // 4))] * 2
+    with hosts.slice(hosts=0).spawn_procs(proc_bind="none") as procs:
+        assert procs.spawn("guest", Guest).environment.call_one("OMP_NUM_THREADS").get(_PATIENCE_S) == [None]
 
 
 def test_procs_are_bound_where_the_user_says(hosts: HostMesh) -> None:

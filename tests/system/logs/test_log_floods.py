@@ -13,7 +13,7 @@ import pytest
 
 from monarch_hpc import Actor, HostMesh, endpoint
 from monarch_hpc.agent.output.log_files import OLD
-from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.testing import wait_until

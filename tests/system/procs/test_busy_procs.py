@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, endpoint
-from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.testing import wait_until

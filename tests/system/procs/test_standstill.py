@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.agent.children.stop_watch import StoppedProcs
-from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.schema import Config
 from monarch_hpc.supervision.liveness import Lease, Liveness
 from monarch_hpc.testing import wait_until

@@ -18,8 +18,8 @@ from submitit.core import plugins
 from submitit.core.utils import FailedJobError, FailedSubmissionError, UncompletedJobError
 
 from monarch_hpc.allocation.programs import read_exit
-from monarch_hpc.attach.attach import query_status
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import AllocationError, ConfigError
 from monarch_hpc.slurm.owner import current_owner

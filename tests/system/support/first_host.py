@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from monarch_hpc.attach.attach import query_status
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.slurm.owner import current_owner
 from monarch_hpc.slurm.registry import AllocationRecord, Registry

@@ -15,7 +15,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, endpoint
-from monarch_hpc.attach.attach import query_rows
+from monarch_hpc.attach.tables.rows import query_rows
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.clock import monotonic

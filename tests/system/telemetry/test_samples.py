@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from monarch_hpc import Actor, ActorMesh, current_rank, endpoint, telemetry
-from monarch_hpc.attach.attach import TableAnswer, query_rows
-from monarch_hpc.attach.sql_engine import open_engine
+from monarch_hpc.attach.tables.rows import TableAnswer, query_rows
+from monarch_hpc.attach.tables.sql_engine import open_engine
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.machine.procfs import each_pid, read_environ

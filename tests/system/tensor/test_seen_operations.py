@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from monarch_hpc import HostMesh, ProcMesh
-from monarch_hpc.attach.attach import query_rows
+from monarch_hpc.attach.tables.rows import query_rows
 from monarch_hpc.cli.main import main
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.telemetry.views.picture import Row, draw

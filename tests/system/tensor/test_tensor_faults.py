@@ -14,11 +14,15 @@ pytest.importorskip("torch")
 
 import torch
 
+import monarch_hpc
 from monarch_hpc import Actor, HostMesh, MeshFailure, ProcMesh, endpoint
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
+from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.tensor import fetch_shard, inspect, remote, sync
 from monarch_hpc.tensor.sharded.procs import PRELOADED
+from monarch_hpc.tensor.worker.arrival import arrive
 from monarch_hpc.testing import wait_until
 
 _GET_S = 60.0
@@ -134,8 +138,25 @@ class Adder(Actor):
         return float(x.sum())
 
     @endpoint
+    def take(self, key: int, timeout_s: float) -> str:
+        """What happens to a message whose tensor is of the engine *key*."""
+        own = monarch_hpc.context().proc
+        with pytest.raises(RuntimeError) as caught:
+            arrive(key, 1, current_runtime().own.mesh, Region.whole(Extent(("ranks",), (own.num_ranks,))), timeout_s)
+        return str(caught.value)
+
+    @endpoint
     def refuse(self, x: torch.Tensor, own: bool) -> torch.Tensor:
         raise Refusal("not here") if own else KeyError("missing")
+
+
+def test_a_message_does_not_wait_without_end_for_a_worker_that_never_starts(procs: ProcMesh) -> None:
+    actors = procs.spawn("taker", Adder)
+    late = (
+        "the worker of a mesh tensor that came in a message (number 0x2a) did not start in this process within 0.01 s"
+    )
+    assert list(actors.take.call(0x2A, 0.01).get(_GET_S).values()) == [late] * len(procs)
+    actors.stop().get(_GET_S)
 
 
 def test_an_error_of_an_actor_in_turn_is_of_its_class_and_names_the_line(procs: ProcMesh) -> None:

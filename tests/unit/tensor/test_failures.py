@@ -102,27 +102,27 @@ def test_a_worker_is_found_by_its_key() -> None:
 
     state = State()
     with ThreadPoolExecutor() as pool:
-        early = pool.submit(wait_for_worker, 5)  # before it is there
+        early = pool.submit(wait_for_worker, 5, 60, "it")  # before it is there
         add_worker(5, state)
         assert early.result(60) is state
-    assert wait_for_worker(5) is state
+    assert wait_for_worker(5, 60, "it") is state
     forget_worker(5)
     forget_worker(5)
     with pytest.raises(RuntimeError, match="procs are stopped"):
-        wait_for_worker(5)
+        wait_for_worker(5, 60, "it")
 
 
 def test_a_worker_that_never_comes_is_not_waited_for() -> None:
     with ThreadPoolExecutor() as pool:
-        early = pool.submit(wait_for_worker, 6)
+        early = pool.submit(wait_for_worker, 6, 60, "it")
         end_worker(6, "rank 1 died", 0)
         with pytest.raises(RuntimeError, match="has ended: rank 1 died"):
             early.result(60)
 
 
 def test_a_stream_that_nobody_opened_is_not_waited_for_without_end() -> None:
-    with pytest.raises(RuntimeError, match=r"no stream 0x2a was opened in this process within 0 s"):
-        wait_for_worker(0x2A, 0.0)
+    with pytest.raises(RuntimeError, match=r"^a stream \(number 0x2a\) did not start in this process within 0 s$"):
+        wait_for_worker(0x2A, 0.0, "a stream")
 
 
 def test_a_lost_mesh_says_what_to_do() -> None:

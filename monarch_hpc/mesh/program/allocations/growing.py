@@ -81,9 +81,6 @@ def grow_allocation(
     except BaseException as error:
         if isinstance(error, Exception) and not late:
             note_outcome(job, str(error).partition("\n")[0])
-        try:
-            allocations.release(job)
-        except Exception as failed:  # noqa: BLE001 the first error counts
-            error.add_note(f"job {job.job_id} could not be given back yet: {failed}; 'monarch-hpc release' does")
+        allocations.give_back(job, error)
         raise
     return ranks

@@ -12,7 +12,7 @@ from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.attach import embedded
-from monarch_hpc.attach.attach import shut_down
+from monarch_hpc.attach.head.orders import shut_down
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config

@@ -7,7 +7,7 @@ import pytest
 from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.hosts.losses import AskSlurm, no_answer
-from monarch_hpc.agent.head.runs import OpenObserver
+from monarch_hpc.agent.head.runs.runs import OpenObserver
 from monarch_hpc.supervision import Liveness
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.control.allocation import (

@@ -15,6 +15,7 @@ from monarch_hpc.agent.resources.binding import (
     read_topology,
     render_numbers,
     shares,
+    threads_of_each,
 )
 
 # Two sockets of two cores of two threads each; GPU 0 on the second.
@@ -72,6 +73,16 @@ def test_shares_where_the_machine_tells_nothing() -> None:
                 assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
             else:
                 assert dealt == [[]] * num
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "per_host", "num_sharing", "expected"),
+    [(64, 1, 1, 0), (64, 8, 1, 8), (2, 3, 1, 1), (2, 1, 2, 1), (8, 1, 2, 4), (8, 2, 2, 2), (8, 4, 4, 1)],
+)
+def test_procs_compute_with_their_part_of_the_cpus(
+    num_cpus: int, per_host: int, num_sharing: int, expected: int
+) -> None:
+    assert threads_of_each(num_cpus, per_host, num_sharing) == expected
 
 
 def test_what_a_user_gives() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from monarch_hpc.allocation.changes import read_changes
 from monarch_hpc.allocation.settings import name_of
-from monarch_hpc.attach.attach import HeadClient, HeadStatus, query_rows, query_status
-from monarch_hpc.attach.log_rows import read_log_rows
+from monarch_hpc.attach.head.client import HeadClient
+from monarch_hpc.attach.head.status import HeadStatus, query_status
+from monarch_hpc.attach.tables.log_rows import read_log_rows
+from monarch_hpc.attach.tables.rows import query_rows
 from monarch_hpc.config.load import load
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import SlurmError

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from monarch_hpc.allocation.settings import name_of
-from monarch_hpc.attach.attach import HeadClient, query_portions, query_status
-from monarch_hpc.attach.overview import read_overview
-from monarch_hpc.attach.sql_engine import SqlEngine, open_engine
+from monarch_hpc.attach.head.client import HeadClient
+from monarch_hpc.attach.head.status import query_status
+from monarch_hpc.attach.tables.overview import read_overview
+from monarch_hpc.attach.tables.rows import query_portions
+from monarch_hpc.attach.tables.sql_engine import SqlEngine, open_engine
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.text.html import SHOWN_ROWS, html_table
 from monarch_hpc.telemetry.kept.parts import KEPT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from monarch_hpc.allocation.log_index import append_entry, read_index
-from monarch_hpc.attach.log_rows import read_log_rows
+from monarch_hpc.attach.tables.log_rows import read_log_rows
 
 
 def test_lines_have_the_time_of_their_entry(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.attach import sql as questions
-from monarch_hpc.attach.attach import HeadClient
-from monarch_hpc.attach.sql import Collected, QueryResult, query_allocations
-from monarch_hpc.attach.sql_engine import SqlEngine, _OwnEngine
+from monarch_hpc.attach.head.client import HeadClient
+from monarch_hpc.attach.tables import sql as questions
+from monarch_hpc.attach.tables.sql import Collected, QueryResult, query_allocations
+from monarch_hpc.attach.tables.sql_engine import SqlEngine, _OwnEngine
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.sql.given import GivenRows, render

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from monarch_hpc.attach.attach import HeadClient
+from monarch_hpc.attach.head.client import HeadClient
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
