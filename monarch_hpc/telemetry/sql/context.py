@@ -181,8 +181,9 @@ def _read_kept(
     for some in rows.kept:
         kept = find_kept(some.directory)
         unreadable += map(str, kept.unreadable)
-        for name, parts in kept.rows(names, some.has, needed).items():
-            found[name] += [context.from_arrow(part) for part in parts]
+        for name, rows_of_parts in kept.rows(names, some.has, needed).items():
+            found[name].append(context.from_arrow(rows_of_parts))
+        for name in names:
             found[name] += [some.chosen(context.read_parquet(str(path))) for path in kept.files.get(name, {})]
     if rows.since_s:
         least = datafusion.lit(least_time(rows.since_s))
@@ -194,9 +195,7 @@ def _read_kept(
 
 def _join(context: Any, table: Table[Any], columns: Sequence[str], live: Any, kept: list[Any]) -> Any:
     """Some columns of the live rows of a table, and of those kept rows that are not among them."""
-    every = kept[0].select(*columns)
-    for frame in kept[1:]:
-        every = every.union(frame.select(*columns))
+    every = _union([frame.select(*columns) for frame in kept])
     keys = [name for name in _KEYS if name in columns]
     own_names = {column.name for column in table.columns}
     if "record" not in own_names and "state" not in own_names:
@@ -205,6 +204,14 @@ def _join(context: Any, table: Table[Any], columns: Sequence[str], live: Any, ke
         return every
     own = context.from_arrow(live)
     return every.join(own.select(*keys), on=keys, how="anti").select(*columns).union(own)
+
+
+def _union(frames: list[Any]) -> Any:
+    """Frames behind each other; the engine descends as deep as unions are in each other."""
+    while len(frames) > 1:
+        pairs = zip(frames[::2], frames[1::2], strict=False)
+        frames = [*(one.union(other) for one, other in pairs), *frames[len(frames) // 2 * 2 :]]
+    return frames[0]
 
 
 # ---- a question over many hosts ----
