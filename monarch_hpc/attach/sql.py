@@ -121,14 +121,15 @@ def query_allocations(
     """Ask all processes of allocations, and answer a question in SQL; what they have kept in files is part of it.
 
     Args:
-        timeout_s: limit on the time that hosts have to answer; and then on that of the query itself.
+        timeout_s: limit on the time that an engine takes to check the query; then on that of hosts to answer; and then
+            on that of the query itself.
         since_s: only records of the last so many seconds are of interest; None for all that there are.
 
     Raises:
         QueryError: the SQL is wrong, or would change something; the query took longer, or too much memory; or the extra
             is not installed where it would be answered.
     """
-    with open_question(sql, directories) as question:
+    with open_question(sql, directories, timeout_s) as question:
         found = question.collect(timeout_s, since_s)
         return QueryResult(question.finish(found, "arrow", timeout_s), found)
 
@@ -193,15 +194,20 @@ class SqlQuestion:
 
 
 @contextlib.contextmanager
-def open_question(sql: str, directories: Iterable[Path], ended: Sequence[Path] = ()) -> Iterator[SqlQuestion]:
+def open_question(
+    sql: str, directories: Iterable[Path], timeout_s: float, ended: Sequence[Path] = ()
+) -> Iterator[SqlQuestion]:
     """Have an engine take a question about allocations, before any host is asked; the block is to ask them.
+
+    Args:
+        timeout_s: how long the engine may take for that.
 
     Raises:
         QueryError: as for `open_engine`.
     """
     with contextlib.ExitStack() as stack:
         heads = [stack.enter_context(contextlib.closing(HeadClient(directory))) for directory in directories]
-        yield SqlQuestion(stack.enter_context(open_engine(sql, heads)), heads, ended)
+        yield SqlQuestion(stack.enter_context(open_engine(sql, timeout_s, heads)), heads, ended)
 
 
 def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:

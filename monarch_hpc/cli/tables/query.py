@@ -87,7 +87,7 @@ def command(
     live, ended = find_askable(name, job, load_for_command({}).config, output)
     if not live and not ended:
         output.warn(NO_ALLOCATION)
-    with open_question(sql, live, ended) as asked:  # an engine checks it before any host is asked
+    with open_question(sql, live, timeout_s, ended) as asked:  # an engine checks it before any host is asked
         if explain:
             _show_plan(asked.engine.taken)
             return 0
