@@ -40,7 +40,8 @@ class Collected:
         known: for each allocation's directory, the hosts that have answered with their kept rows: names by rank.
         missing: processes that did not answer in time, in words.
         left_out: processes whose rows did not fit into the answer.
-        cut: processes of whose records only some are there, because more did not fit: the latest, if they have a time.
+        cut: processes of whose records only some are there, because more did not fit: the latest, if they have a time;
+            and the tables of these records.
         dropped: records that were overwritten in the memory of processes, and are not in files.
     """
 
@@ -64,7 +65,7 @@ class QueryResult:
 
     Attributes:
         missing_hosts: hosts and programs whose rows are not there, in words: without them the answer is incomplete.
-        cut: hosts and programs of whose records only some are there.
+        cut: hosts and programs of whose records only some are there, with the tables of these records.
         dropped: number of records that were overwritten in the memory of processes, and are not in files.
         unreadable: files of kept records that cannot be read.
     """
@@ -163,7 +164,7 @@ class SqlQuestion:
 
     def _collect(self, found: Collected, timeout_s: float) -> bool:
         tables, pieces = self.engine.taken.tables, found.plan.pieces
-        on_hosts = {piece.table for piece in pieces}
+        on_hosts = {name for piece in pieces for name in piece.tables}
         names = [name for name in tables if name not in on_hosts]
         found.rows.update({name: [] for name in tables})
         for directory, head in [*((head.directory, head) for head in self.heads), *((one, None) for one in self.ended)]:
@@ -211,9 +212,9 @@ def open_question(
 
 
 def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:
-    """Ask the hosts of an allocation; False if groups that are taken for those of one host are on several."""
-    directory, pieces, is_home = head.directory, found.plan.pieces, found.plan.rule == "home"
-    answer = query_portions(head, pieces[0].table, timeout_s, {}, HostQuestion(pieces, found.since_s).render())
+    """Ask the hosts of an allocation; False if rows that are grouped or joined on one host are in several places."""
+    directory, pieces, by_host = head.directory, found.plan.pieces, found.plan.by_host
+    answer = query_portions(head, pieces[0].tables[0], timeout_s, {}, HostQuestion(pieces, found.since_s).render())
     if answer is None:
         _add(found.missing, [f"the head of {name_of(directory)}"])
         return True
@@ -233,12 +234,12 @@ def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:
         _add(found.cut, part.cut)
         found.dropped += part.dropped
     _note(found, answer)
-    if not (hosts and is_home) and not (directory / KEPT).is_dir():
+    if not (hosts and by_host) and not (directory / KEPT).is_dir():
         return True
     status = query_status(head, timeout_s)
     names = {} if status is None else {int(str(one["rank"])): str(one["name"]) for one in status["hosts"]}
     known = found.known[str(directory)] = {str(rank): names.get(rank, "") for rank in sorted(ranks)}
-    return not (is_home and hosts.intersection(known.values()))
+    return not (by_host and hosts.intersection(known.values()))
 
 
 def _note(found: Collected, answer: Rows) -> None:

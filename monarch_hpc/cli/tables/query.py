@@ -101,9 +101,10 @@ def command(
             "less by --since, or raise the limit for the next allocation"
         )
     if found.cut:
+        joined = ", or join tables on host or incarnation, which hosts do" if len(found.plan.pieces) > 1 else ""
         output.warn(
             f"only the latest records of {_named(found.cut)} fit into telemetry.max_answer_bytes and {MAX_ROWS} rows: "
-            "ask for fewer by WHERE, LIMIT, GROUP BY or --since"
+            f"ask for fewer by WHERE, LIMIT, GROUP BY or --since{joined}"
         )
     if found.dropped:
         output.warn(
@@ -141,7 +142,7 @@ def _show_plan(taken: TakenQuestion) -> None:
     shown += [f"each host ({rule}): {piece.host}" for piece in pieces]
     shown += [f"of several hosts: {piece.merge}" for piece in pieces if piece.merge]
     shown += taken.plan.splitlines()
-    on_hosts = [{"table": one.table, "host": one.host, "merge": one.merge} for one in pieces]
+    on_hosts = [{"tables": one.tables, "host": one.host, "merge": one.merge} for one in pieces]
     explained = {"tables": taken.tables, "rule": rule, "pieces": on_hosts, "plan": taken.plan}
     current_output().show(explained, "\n".join(shown), shown)
 

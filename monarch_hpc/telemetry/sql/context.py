@@ -130,18 +130,17 @@ def _register(context: Any, name: str, rows: Any) -> None:
 def columns_needed(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
     """Return the columns that the rows of tables of records must have for some pieces; others have all of them.
 
-    Args:
-        pieces: each about one table, so that a word in their texts is a column of it, or something else.
+    A word in the text of a piece is a column of its tables, or something else.
     """
     found: dict[str, set[str]] = {}
     for piece in pieces:
-        known = {column.name for column in SQL_TABLES[piece.table].columns}
-        if piece.table not in RECORD_TABLES:
-            found[piece.table] = known  # by all of them, live rows are told from kept ones
-            continue
         is_open = "*" in re.sub(r"count\(\*\)", "", piece.host, flags=re.IGNORECASE)  # a star stands for all of them
-        named = known if is_open else known.intersection(word.lower() for word in re.findall(r"\w+", piece.host))
-        found.setdefault(piece.table, known.intersection((*_KEYS, "host", "t"))).update(named)
+        words = {word.lower() for word in re.findall(r"\w+", piece.host)}
+        for table in piece.tables:
+            known = {column.name for column in SQL_TABLES[table].columns}
+            # By all columns of others than records, live rows are told from kept ones.
+            named = known if is_open or table not in RECORD_TABLES else known.intersection(words)
+            found.setdefault(table, known.intersection((*_KEYS, "host", "t"))).update(named)
     return found
 
 
@@ -255,8 +254,9 @@ def finish(
     if plan.rule == "pull":
         live = {**rows.live}
         for piece, some in zip(plan.pieces, results, strict=True):
-            live[piece.table] = _widened(SQL_TABLES[piece.table], _concat(some))
-        pulled = [piece.table for piece in plan.pieces]
+            (table,) = piece.tables
+            live[table] = _widened(SQL_TABLES[table], _concat(some))
+        pulled = [table for piece in plan.pieces for table in piece.tables]
         context = context_of(replace(rows, live=live), tables_of(plan.final), unreadable, pulled)
         return _rows(run(context, plan.final), max_bytes)
     context = _open_context()

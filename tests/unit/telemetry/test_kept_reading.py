@@ -88,5 +88,5 @@ def test_the_engine_has_one_frame_of_all_parts_and_each_row_once(directory: Path
         for rank in _RANKS
     ]
     for live in ({}, {"handled": rows["handled"].slice(3, 17)}):  # those that are in memory, too, count once
-        (answer,) = results_of([QueryPiece("handled", sql)], RowSet(live, [kept]), [])
+        (answer,) = results_of([QueryPiece(["handled"], sql)], RowSet(live, [kept]), [])
         assert answer.to_pylist() == expected
