@@ -6,9 +6,8 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
 
-from monarch_hpc.agent.resources.shm_folder import make_own_segments, remove_own_segments
 from monarch_hpc.allocation.files import ended_path, read_key
 from monarch_hpc.allocation.ready import Ready, check_allocation
 from monarch_hpc.allocation.settings import read_config
@@ -22,8 +21,6 @@ from monarch_hpc.transport.api import FrameChannel, Listener
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
-from monarch_hpc.transport.ucx.fabric import UcxFabric
-from monarch_hpc.transport.ucx.settings import wants_ucx
 from monarch_hpc.wire.control.allocation import (
     DrainHost,
     FreeHosts,
@@ -33,12 +30,14 @@ from monarch_hpc.wire.control.allocation import (
     Status,
     StatusReport,
 )
-from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.message import Message, encode, make, parse
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.tables.schema import Table
+
+if TYPE_CHECKING:
+    from monarch_hpc.transport.ucx.fabric import UcxFabric
 
 __all__ = [
     "Asker",
@@ -136,7 +135,7 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
         raise_file_limit()
         node.own_memory.cross_memory.use(config.fabric.order)
         node.own_memory.devices.use(config.rdma.staged)
-    with_ucx = role is Role.CONTROLLER and wants_ucx(config.fabric)
+    with_ucx = role is Role.CONTROLLER and _wants_ucx(config)
     if with_ucx:
         node.use_fabric(lambda: _open_ucx(engine, config, ready))
     node.join(ready.allocation, key, relay=relay, forwarders=ready.addresses, with_fabric=with_ucx)
@@ -158,7 +157,16 @@ def _listen_hosts(config: Config) -> list[str]:
         return []
 
 
+def _wants_ucx(config: Config) -> bool:
+    from monarch_hpc.transport.ucx.settings import wants_ucx  # late: tools never use UCX
+
+    return wants_ucx(config.fabric)
+
+
 def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
+    from monarch_hpc.agent.resources.shm_folder import make_own_segments, remove_own_segments  # late, as above
+    from monarch_hpc.transport.ucx.fabric import UcxFabric
+
     # Manually started workers are not a Slurm job, and may be other machines.
     local = ready.job_id is None and all("//127." in address for address in ready.addresses)
     login = not local and os.uname().nodename not in ready.names.values()
@@ -291,7 +299,7 @@ class Asker:
     """A listener that waits for one answer.
 
     Args:
-        wanted: what is an answer; `Message` for anything, refusals too.
+        wanted: what is an answer: no other message is looked at, but a refusal.
 
     Attributes:
         answer: the answer; None if there is none, or the head has refused.
@@ -299,8 +307,8 @@ class Asker:
         over: set once there is no more to wait for.
     """
 
-    def __init__(self, engine: Engine, wanted: type[Message]) -> None:
-        self._wanted = wanted
+    def __init__(self, engine: Engine, *wanted: type[Message]) -> None:
+        self._wanted = {cls.__name__: cls for cls in wanted}
         self.answer: Message | None = None
         self.lost = ""
         self.over = Flag(engine)
@@ -310,12 +318,13 @@ class Asker:
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Store the answer."""
-        message = decode(frame.body)
-        if isinstance(message, self._wanted):
-            self.answer = message
+        name, fields = parse(frame.body)
+        if name in self._wanted:
+            self.answer = make(self._wanted[name], fields)
             self.over.set()
-        elif isinstance(message, Refused):
-            _log.warning("the head refused %s: %s", message.request, message.problem)
+        elif name == Refused.__name__:
+            refused = make(Refused, fields)
+            _log.warning("the head refused %s: %s", refused.request, refused.problem)
             self.over.set()
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:

@@ -17,7 +17,6 @@ from monarch_hpc.attach.attach import HeadClient, query_portions, query_status
 from monarch_hpc.attach.overview import read_overview
 from monarch_hpc.attach.sql_engine import SqlEngine, open_engine
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.text.html import SHOWN_ROWS, html_table
 from monarch_hpc.telemetry.kept.parts import KEPT
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows
 from monarch_hpc.telemetry.sql.plan import QueryPlan
@@ -95,6 +94,8 @@ class QueryResult:
 
     def _repr_html_(self) -> str:
         """The first rows as a table, for notebooks."""
+        from monarch_hpc.core.text.html import SHOWN_ROWS, html_table  # late: a command shows plain text
+
         first = list(zip(*(column.to_pylist() for column in self._table.slice(0, SHOWN_ROWS).columns), strict=True))
         missing = f", without {', '.join(self.missing_hosts)}" if self.missing_hosts else ""
         return html_table(f"{self._answer.num_rows} rows{missing}", self.columns, first, self._answer.num_rows)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import select
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_hpc.attach.attach import HeadClient
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import QueryError
-from monarch_hpc.telemetry.scribe.framing import MessageSocket
-from monarch_hpc.telemetry.sql.engine import launch_engine
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows, TakenQuestion, parse, render
 from monarch_hpc.telemetry.sql.plan import QueryPlan
 from monarch_hpc.wire.control.questions import AskSql, SqlAnswer
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from monarch_hpc.telemetry.scribe.framing import MessageSocket
 
 __all__ = ["SqlEngine", "open_engine"]
 
@@ -59,6 +61,8 @@ class _OwnEngine:
     def ask(self, question: AskSql, patience_s: float) -> SqlAnswer:
         deadline = Deadline(patience_s + _OWN_GRACE_S)
         if self._messages is None:
+            from monarch_hpc.telemetry.sql.engine import launch_engine  # late: most questions are for a head's engine
+
             try:
                 self._process, self._messages = launch_engine()
             except OSError as error:
