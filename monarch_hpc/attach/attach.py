@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from monarch_hpc.agent.resources.shm_folder import make_own_segments, remove_own_segments
 from monarch_hpc.allocation.files import ended_path, read_key
 from monarch_hpc.allocation.ready import Ready, check_allocation
 from monarch_hpc.allocation.settings import read_config
@@ -17,10 +17,11 @@ from monarch_hpc.core.machine.interfaces import choose_interfaces, raise_file_li
 from monarch_hpc.transport.api import FrameChannel, Listener
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
-from monarch_hpc.transport.ucx.fabric import UcxFabric
-from monarch_hpc.transport.ucx.settings import wants_ucx
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.frames import Frame, Kind
+
+if TYPE_CHECKING:
+    from monarch_hpc.transport.ucx.fabric import UcxFabric
 
 __all__ = ["Attachment", "attach", "join"]
 
@@ -94,7 +95,7 @@ def _join(node: Node, directory: Path, ready: Ready, config: Config, timeout_s: 
         raise_file_limit()
         node.own_memory.cross_memory.use(config.fabric.order)
         node.own_memory.devices.use(config.rdma.staged)
-    with_ucx = role is Role.CONTROLLER and wants_ucx(config.fabric)
+    with_ucx = role is Role.CONTROLLER and _wants_ucx(config)
     if with_ucx:
         node.use_fabric(lambda: _open_ucx(engine, config, ready))
     node.join(ready.allocation, key, relay=relay, forwarders=ready.addresses, with_fabric=with_ucx)
@@ -116,7 +117,16 @@ def _listen_hosts(config: Config) -> list[str]:
         return []
 
 
+def _wants_ucx(config: Config) -> bool:
+    from monarch_hpc.transport.ucx.settings import wants_ucx  # late: tools never use UCX
+
+    return wants_ucx(config.fabric)
+
+
 def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
+    from monarch_hpc.agent.resources.shm_folder import make_own_segments, remove_own_segments  # late, as above
+    from monarch_hpc.transport.ucx.fabric import UcxFabric
+
     # Manually started workers are not a Slurm job, and may be other machines.
     local = ready.job_id is None and all("//127." in address for address in ready.addresses)
     login = not local and os.uname().nodename not in ready.names.values()

@@ -16,7 +16,6 @@ from monarch_hpc.attach.head.client import Asker
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.programs import UNKNOWN, JobSubmitted, SubmitJob
 from monarch_hpc.wire.control.refusal import Refused
 
@@ -33,7 +32,7 @@ def main(argv: list[str]) -> int:
     script = Path(argv[1]).read_bytes() if len(argv) > 1 else b""
     order = SubmitJob(0, base64.b64encode(script).decode(), os.getcwd(), dict(os.environ))
     engine = Engine()
-    asker = Asker(engine, Message)
+    asker = Asker(engine, JobSubmitted, Refused)
     engine.start()
     try:
         attachment = attach(Path(argv[0]), Role.TOOL, asker, engine)

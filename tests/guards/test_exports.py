@@ -82,6 +82,20 @@ def test_questions_in_sql_need_no_library_where_they_are_asked() -> None:
     assert {name.split(".")[0] for name in loaded} & {"datafusion", "numpy", "pandas", "pyarrow", "sqlglot"} == set()
 
 
+def test_a_command_that_asks_a_head_loads_what_one_answer_needs() -> None:
+    """Its start is most of the time of a question."""
+    loaded = loaded_by("import monarch_hpc.cli.main, monarch_hpc.cli.tables.query, monarch_hpc.attach.tables.sql")
+    unneeded = {
+        "html",
+        "monarch_hpc.agent.resources.shm_folder",
+        "monarch_hpc.slurm.allocation",
+        "monarch_hpc.telemetry.sql.engine",
+        "monarch_hpc.transport.ucx.fabric",
+        "monarch_hpc.wire.control.table",
+    }
+    assert loaded & unneeded == set()
+
+
 def test_procs_load_nothing_of_us_with_their_users_modules() -> None:
     """The zygote has loaded all modules that actors import from us, so that no proc spends time on that."""
     entry = f"import {DEFAULT_ENTRY.partition(':')[0]}, {', '.join(LATER)}"

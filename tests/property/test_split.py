@@ -36,10 +36,10 @@ def planner() -> Planner:
     return planner
 
 
-def make_rows(chance: random.Random, host: int, num: int) -> Any:
-    """RowSet of the table `handled` of one host; with NULLs, which no process writes, but a later column may have."""
+def make_rows(chance: random.Random, host: int, num: int, table: str = "handled") -> Any:
+    """RowSet of a table of one host; with NULLs, which no process writes, but a later column may have."""
     values: dict[str, list[object]] = {}
-    for one in schema_of(SQL_TABLES["handled"]):
+    for one in schema_of(SQL_TABLES[table]):
         if one.name == "host":
             column: list[object] = [f"n{host}"] * num
         elif one.name == "incarnation":
@@ -57,7 +57,7 @@ def make_rows(chance: random.Random, host: int, num: int) -> Any:
         if one.name in ("bytes", "ran_us", "error", "rank"):
             column = [None if chance.random() < 0.2 else value for value in column]
         values[one.name] = column
-    return pa.table(values, schema=schema_of(SQL_TABLES["handled"]))
+    return pa.table(values, schema=schema_of(SQL_TABLES[table]))
 
 
 def make_query(chance: random.Random) -> tuple[str, int | None, int]:

@@ -26,7 +26,7 @@ __all__ = ["HeadQuestions"]
 _MAX_SOLVE_S = 3600.0
 """Upper bound on the time that an engine works on one question; a larger request is clamped."""
 
-_GRACE_S = 5.0
+_GRACE_S = 3.0
 """Beyond that, how long the agent may take to say that it was not enough: its helper and engine have earlier limits."""
 
 _LATE = "the agent of the head's host does not answer"

@@ -12,9 +12,8 @@ from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
-from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.message import Message, make, parse
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Asker", "HeadClient", "ask"]
@@ -29,7 +28,7 @@ class Asker:
     """A listener that waits for one answer.
 
     Args:
-        wanted: what is an answer; `Message` for anything, refusals too.
+        wanted: what is an answer: no other message is looked at, but a refusal.
 
     Attributes:
         answer: the answer; None if there is none, or the head has refused.
@@ -37,8 +36,8 @@ class Asker:
         over: set once there is no more to wait for.
     """
 
-    def __init__(self, engine: Engine, wanted: type[Message]) -> None:
-        self._wanted = wanted
+    def __init__(self, engine: Engine, *wanted: type[Message]) -> None:
+        self._wanted = {cls.__name__: cls for cls in wanted}
         self.answer: Message | None = None
         self.lost = ""
         self.over = Flag(engine)
@@ -48,12 +47,13 @@ class Asker:
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Store the answer."""
-        message = decode(frame.body)
-        if isinstance(message, self._wanted):
-            self.answer = message
+        name, fields = parse(frame.body)
+        if name in self._wanted:
+            self.answer = make(self._wanted[name], fields)
             self.over.set()
-        elif isinstance(message, Refused):
-            _log.warning("the head refused %s: %s", message.request, message.problem)
+        elif name == Refused.__name__:
+            refused = make(Refused, fields)
+            _log.warning("the head refused %s: %s", refused.request, refused.problem)
             self.over.set()
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:

@@ -19,7 +19,6 @@ from monarch_hpc.attach.tables.overview import read_overview
 from monarch_hpc.attach.tables.rows import query_portions
 from monarch_hpc.attach.tables.sql_engine import SqlEngine, open_engine
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.text.html import SHOWN_ROWS, html_table
 from monarch_hpc.telemetry.kept.parts import KEPT
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows
 from monarch_hpc.telemetry.sql.plan import QueryPlan
@@ -42,7 +41,8 @@ class Collected:
         known: for each allocation's directory, the hosts that have answered with their kept rows: names by rank.
         missing: processes that did not answer in time, in words.
         left_out: processes whose rows did not fit into the answer.
-        cut: processes of whose records only some are there, because more did not fit: the latest, if they have a time.
+        cut: processes of whose records only some are there, because more did not fit: the latest, if they have a time;
+            and the tables of these records.
         dropped: records that were overwritten in the memory of processes, and are not in files.
     """
 
@@ -66,7 +66,7 @@ class QueryResult:
 
     Attributes:
         missing_hosts: hosts and programs whose rows are not there, in words: without them the answer is incomplete.
-        cut: hosts and programs of whose records only some are there.
+        cut: hosts and programs of whose records only some are there, with the tables of these records.
         dropped: number of records that were overwritten in the memory of processes, and are not in files.
         unreadable: files of kept records that cannot be read.
     """
@@ -96,6 +96,8 @@ class QueryResult:
 
     def _repr_html_(self) -> str:
         """The first rows as a table, for notebooks."""
+        from monarch_hpc.core.text.html import SHOWN_ROWS, html_table  # late: a command shows plain text
+
         first = list(zip(*(column.to_pylist() for column in self._table.slice(0, SHOWN_ROWS).columns), strict=True))
         missing = f", without {', '.join(self.missing_hosts)}" if self.missing_hosts else ""
         return html_table(f"{self._answer.num_rows} rows{missing}", self.columns, first, self._answer.num_rows)
@@ -123,14 +125,15 @@ def query_allocations(
     """Ask all processes of allocations, and answer a question in SQL; what they have kept in files is part of it.
 
     Args:
-        timeout_s: limit on the time that hosts have to answer; and then on that of the query itself.
+        timeout_s: limit on the time that an engine takes to check the query; then on that of hosts to answer; and then
+            on that of the query itself.
         since_s: only records of the last so many seconds are of interest; None for all that there are.
 
     Raises:
         QueryError: the SQL is wrong, or would change something; the query took longer, or too much memory; or the extra
             is not installed where it would be answered.
     """
-    with open_question(sql, directories) as question:
+    with open_question(sql, directories, timeout_s) as question:
         found = question.collect(timeout_s, since_s)
         return QueryResult(question.finish(found, "arrow", timeout_s), found)
 
@@ -164,7 +167,7 @@ class SqlQuestion:
 
     def _collect(self, found: Collected, timeout_s: float) -> bool:
         tables, pieces = self.engine.taken.tables, found.plan.pieces
-        on_hosts = {piece.table for piece in pieces}
+        on_hosts = {name for piece in pieces for name in piece.tables}
         names = [name for name in tables if name not in on_hosts]
         found.rows.update({name: [] for name in tables})
         for directory, head in [*((head.directory, head) for head in self.heads), *((one, None) for one in self.ended)]:
@@ -195,21 +198,26 @@ class SqlQuestion:
 
 
 @contextlib.contextmanager
-def open_question(sql: str, directories: Iterable[Path], ended: Sequence[Path] = ()) -> Iterator[SqlQuestion]:
+def open_question(
+    sql: str, directories: Iterable[Path], timeout_s: float, ended: Sequence[Path] = ()
+) -> Iterator[SqlQuestion]:
     """Have an engine take a question about allocations, before any host is asked; the block is to ask them.
+
+    Args:
+        timeout_s: how long the engine may take for that.
 
     Raises:
         QueryError: as for `open_engine`.
     """
     with contextlib.ExitStack() as stack:
         heads = [stack.enter_context(contextlib.closing(HeadClient(directory))) for directory in directories]
-        yield SqlQuestion(stack.enter_context(open_engine(sql, heads)), heads, ended)
+        yield SqlQuestion(stack.enter_context(open_engine(sql, timeout_s, heads)), heads, ended)
 
 
 def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:
-    """Ask the hosts of an allocation; False if groups that are taken for those of one host are on several."""
-    directory, pieces, is_home = head.directory, found.plan.pieces, found.plan.rule == "home"
-    answer = query_portions(head, pieces[0].table, timeout_s, {}, HostQuestion(pieces, found.since_s).render())
+    """Ask the hosts of an allocation; False if rows that are grouped or joined on one host are in several places."""
+    directory, pieces, by_host = head.directory, found.plan.pieces, found.plan.by_host
+    answer = query_portions(head, pieces[0].tables[0], timeout_s, {}, HostQuestion(pieces, found.since_s).render())
     if answer is None:
         _add(found.missing, [f"the head of {name_of(directory)}"])
         return True
@@ -229,12 +237,12 @@ def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:
         _add(found.cut, part.cut)
         found.dropped += part.dropped
     _note(found, answer)
-    if not (hosts and is_home) and not (directory / KEPT).is_dir():
+    if not (hosts and by_host) and not (directory / KEPT).is_dir():
         return True
     status = query_status(head, timeout_s)
     names = {} if status is None else {int(str(one["rank"])): str(one["name"]) for one in status["hosts"]}
     known = found.known[str(directory)] = {str(rank): names.get(rank, "") for rank in sorted(ranks)}
-    return not (is_home and hosts.intersection(known.values()))
+    return not (by_host and hosts.intersection(known.values()))
 
 
 def _note(found: Collected, answer: Rows) -> None:

@@ -5,26 +5,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import select
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_hpc.attach.head.client import HeadClient
-from monarch_hpc.core.clock import monotonic
+from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import QueryError
-from monarch_hpc.telemetry.scribe.framing import MessageSocket
-from monarch_hpc.telemetry.sql.engine import launch_engine
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows, TakenQuestion, parse, render
 from monarch_hpc.telemetry.sql.plan import QueryPlan
 from monarch_hpc.wire.control.questions import AskSql, SqlAnswer
 
+if TYPE_CHECKING:
+    import subprocess
+
+    from monarch_hpc.telemetry.scribe.framing import MessageSocket
+
 __all__ = ["SqlEngine", "open_engine"]
 
-_START_S = 60.0
-"""Time that an engine may take to start: half a second on an idle machine, and long where it is loaded from afar."""
-
-_GRACE_S = 12.0
+_GRACE_S = 4.0
 """Beyond the time of a query, how long the answer of a head's engine may be on its way; agents have earlier limits."""
 
 _OWN_GRACE_S = 2.0
@@ -60,23 +59,24 @@ class _OwnEngine:
         self._tickets = itertools.count(1)
 
     def ask(self, question: AskSql, patience_s: float) -> SqlAnswer:
-        until_s = monotonic() + patience_s + _OWN_GRACE_S
+        deadline = Deadline(patience_s + _OWN_GRACE_S)
         if self._messages is None:
+            from monarch_hpc.telemetry.sql.engine import launch_engine  # late: most questions are for a head's engine
+
             try:
                 self._process, self._messages = launch_engine()
             except OSError as error:
                 return SqlAnswer(0, absent=f"the engine of queries cannot be started: {error}")
-            until_s += _START_S
         messages = self._messages
         ticket = next(self._tickets)
         messages.send(replace(question, ticket=ticket))
-        while not messages.ended and (left_s := until_s - monotonic()) > 0:
-            select.select([messages], [messages] if messages.num_waiting else [], [], left_s)
+        while not (messages.ended or deadline.passed()):
+            select.select([messages], [messages] if messages.num_waiting else [], [], deadline.left_s())
             messages.flush()
             for message in messages.receive():
                 if isinstance(message, SqlAnswer) and message.ticket == ticket:
                     return message
-        why = "has ended" if messages.ended else f"does not answer within {patience_s:g} s"
+        why = "has ended" if messages.ended else "does not answer"
         return SqlAnswer(0, absent=f"the engine of queries {why}")
 
     def close(self) -> None:
@@ -91,14 +91,18 @@ class _OwnEngine:
 class SqlEngine:
     """An engine that has taken a question.
 
+    Args:
+        engines: those that can be asked, the best first.
+        timeout_s: how long they may take for that, their start included.
+
     Attributes:
         taken: the question as it has checked it.
     """
 
-    def __init__(self, engines: Sequence[_Engine], sql: str) -> None:
+    def __init__(self, engines: Sequence[_Engine], sql: str, timeout_s: float) -> None:
         self._engines = [*engines]
         self._sql = sql
-        body = self._ask(AskSql(0, sql, "", "json", _START_S, _MAX_OWN_BYTES), _START_S)
+        body = self._ask(AskSql(0, sql, "", "json", timeout_s, _MAX_OWN_BYTES))
         self.taken = parse(TakenQuestion, body)
 
     def plan(self, *, pulled: bool = False) -> QueryPlan:
@@ -112,34 +116,40 @@ class SqlEngine:
             QueryError: it takes longer, or too much memory; or no engine is left.
         """
         question = AskSql(0, self._sql, render(given), form, timeout_s, _MAX_OWN_BYTES)
-        return parse(FinishedAnswer, self._ask(question, timeout_s))
+        return parse(FinishedAnswer, self._ask(question))
 
-    def _ask(self, question: AskSql, patience_s: float) -> str:
-        """Ask the first engine that is there; the others are asked no more."""
+    def _ask(self, question: AskSql) -> str:
+        """Ask the first engine that is there, within the time of the question; the others are asked no more."""
+        deadline, left_s = Deadline(question.timeout_s), question.timeout_s
         absent = []
-        while self._engines:
-            answer = self._engines[0].ask(question, patience_s)
+        while self._engines and left_s > 0:
+            answer = self._engines[0].ask(replace(question, timeout_s=left_s), left_s)
             if answer.problem:
                 raise QueryError(answer.problem)
             if answer.body:
                 return answer.body
             absent.append(answer.absent)
             del self._engines[0]
-        raise QueryError("; ".join(dict.fromkeys(absent)) or "there is no engine that could answer the query")
+            left_s = deadline.left_s()
+        why = "; ".join(dict.fromkeys(absent)) or "there is no engine that could answer the query"
+        if deadline.passed():
+            why += f" within {question.timeout_s:g} s: ask again, as it may have been starting, or give it more time"
+        raise QueryError(why)
 
 
 @contextlib.contextmanager
-def open_engine(sql: str, heads: Sequence[HeadClient] = ()) -> Iterator[SqlEngine]:
+def open_engine(sql: str, timeout_s: float, heads: Sequence[HeadClient] = ()) -> Iterator[SqlEngine]:
     """Have an engine take a question, which it checks before any host is asked.
 
     That of the first head's host is asked, if it has one; a child of this process where it has not, and for
     allocations that have ended.
 
     Raises:
-        QueryError: the SQL is wrong, or would change something; or there is no engine, as the extra is not installed.
+        QueryError: the SQL is wrong, or would change something; or there is no engine, as the extra is not installed,
+            or none in time.
     """
     own = _OwnEngine()
     try:
-        yield SqlEngine([*(_HeadEngine(head) for head in heads), own], sql)
+        yield SqlEngine([*(_HeadEngine(head) for head in heads), own], sql, timeout_s)
     finally:
         own.close()

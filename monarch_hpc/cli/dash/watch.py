@@ -198,7 +198,7 @@ class Watch:
     def _answer(self, sql: str) -> dict[str, object]:
         from monarch_hpc.attach.tables.sql import open_question
 
-        with open_question(sql, self._targets.values()) as asked:
+        with open_question(sql, self._targets.values(), _SQL_S) as asked:
             found = asked.collect(_SQL_S)
             answer = asked.finish(found, "json", _SQL_S)
         return {

@@ -87,7 +87,7 @@ def command(
     live, ended = find_askable(name, job, load_for_command({}).config, output)
     if not live and not ended:
         output.warn(NO_ALLOCATION)
-    with open_question(sql, live, ended) as asked:  # an engine checks it before any host is asked
+    with open_question(sql, live, timeout_s, ended) as asked:  # an engine checks it before any host is asked
         if explain:
             _show_plan(asked.engine.taken)
             return 0
@@ -101,9 +101,10 @@ def command(
             "less by --since, or raise the limit for the next allocation"
         )
     if found.cut:
+        joined = ", or join tables on host or incarnation, which hosts do" if len(found.plan.pieces) > 1 else ""
         output.warn(
             f"only the latest records of {_named(found.cut)} fit into telemetry.max_answer_bytes and {MAX_ROWS} rows: "
-            "ask for fewer by WHERE, LIMIT, GROUP BY or --since"
+            f"ask for fewer by WHERE, LIMIT, GROUP BY or --since{joined}"
         )
     if found.dropped:
         output.warn(
@@ -141,7 +142,7 @@ def _show_plan(taken: TakenQuestion) -> None:
     shown += [f"each host ({rule}): {piece.host}" for piece in pieces]
     shown += [f"of several hosts: {piece.merge}" for piece in pieces if piece.merge]
     shown += taken.plan.splitlines()
-    on_hosts = [{"table": one.table, "host": one.host, "merge": one.merge} for one in pieces]
+    on_hosts = [{"tables": one.tables, "host": one.host, "merge": one.merge} for one in pieces]
     explained = {"tables": taken.tables, "rule": rule, "pieces": on_hosts, "plan": taken.plan}
     current_output().show(explained, "\n".join(shown), shown)
 

@@ -91,7 +91,7 @@ class Question:
     def find_targets(self) -> Sequence[tuple[str, Path]]:
         """Return name and directory of the allocations."""
         from monarch_hpc.attach.embedded import find_local
-        from monarch_hpc.slurm import Allocations
+        from monarch_hpc.slurm.registry import Registry
 
         local = find_local()
         if self.name is not None:
@@ -99,11 +99,11 @@ class Question:
                 return [(self.name, Path(self.name).absolute())]
             if self.name in local:
                 return [(self.name, local[self.name])]
-            record = Allocations.open(self.config).find(self.name)
+            record = Registry(self.config.paths.state).find(self.name)
             if record.ended is not None:
                 raise AllocationError(record.name, f"has ended: {record.ended.state}: {record.ended.reason}")
             return [(record.name, record.directory)]
-        records = [record for record in Allocations.open(self.config).registry.records() if record.live]
+        records = [record for record in Registry(self.config.paths.state).records() if record.live]
         return [*((record.name, record.directory) for record in records), *local.items()]
 
 
@@ -119,7 +119,7 @@ def find_askable(
     Raises:
         AllocationError: there is none, or several had the same number of a job.
     """
-    from monarch_hpc.slurm import Allocations
+    from monarch_hpc.slurm.registry import Registry
 
     if name is not None and job is not None:
         raise AllocationError(name, f"give a name or a job, not both, but job {job} is given, too")
@@ -130,9 +130,9 @@ def find_askable(
         return ([directory], []) if (directory / "key").exists() else ([], [directory])
     if name is not None and name in (local := _find_local()):
         return [local[name]], []
-    allocations = Allocations.open(config)
+    registry = Registry(config.paths.state)
     if job is not None:
-        records = [record for record in allocations.registry.records() if record.job_id == job]
+        records = [record for record in registry.records() if record.job_id == job]
         if len(records) > 1:  # Slurm counts from the start again
             ids = ", ".join(record.short_id for record in records)
             raise AllocationError(
@@ -142,7 +142,7 @@ def find_askable(
             raise AllocationError(f"job {job}", "no allocation of this registry has or had this job")
         record = records[0]
     else:
-        record = allocations.find(name)
+        record = registry.find(name)
     return ([record.directory], []) if record.live else ([], [record.directory])
 
 

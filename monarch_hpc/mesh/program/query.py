@@ -22,7 +22,8 @@ def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S)
 
     Args:
         since_s: only records of the last so many seconds are asked for; None for all that there are.
-        timeout_s: limit on the time that hosts have to answer; and then on that of the query itself.
+        timeout_s: limit on the time to check the query, then on that of hosts to answer, and then on that of the query
+            itself.
 
     Raises:
         QueryError: the SQL is wrong, would change something, took too long or too much memory; or the extra

@@ -73,14 +73,14 @@ class Kept:
         names: Collection[str],
         wanted: Callable[[int], bool] = lambda _rank: True,
         columns: Columns = ALL_COLUMNS,
-    ) -> Mapping[str, list[pa.Table]]:
-        """The rows of some tables in the parts of those hosts that are *wanted*, by rank."""
-        found: dict[str, list[pa.Table]] = {name: [] for name in names}
+    ) -> Mapping[str, pa.Table]:
+        """The rows of some tables in the parts of those hosts that are *wanted*, by rank; no table without rows."""
+        found: dict[str, list[pa.Table]] = {}
         for part in filter(lambda part: wanted(part.host), self.parts):
             with contextlib.suppress(FileNotFoundError):
                 for name, rows in decode_part(read_part(part.path), self.tables_of(part, names), columns):
-                    found[name].append(rows)
-        return found
+                    found.setdefault(name, []).append(rows)
+        return {name: pa.concat_tables(some) for name, some in found.items()}
 
 
 def find_kept(directory: Path) -> Kept:
@@ -101,10 +101,14 @@ def find_kept(directory: Path) -> Kept:
 def decode_part(
     chunks: bytes, names: Collection[str], columns: Columns = ALL_COLUMNS
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of some tables in a part."""
+    """Yield the rows of some tables in a part.
+
+    The records of a process come together: a part has a chunk of them for each second or two, and a table, of
+    whichever size, costs as much as some thousand rows.
+    """
     found = [(heading, contents) for heading, contents, _ in parse(chunks)]
     processes = {_key(heading): (heading, contents) for heading, contents in found if heading.what == NAMES}
-    known: dict[tuple[object, ...], KeptProcess] = {}
+    records_of: dict[tuple[object, ...], tuple[Heading, list[bytes]]] = {}
     for heading, contents in found:
         if heading.what == ROWS and heading.table in names:
             table = TABLES[heading.table]
@@ -113,13 +117,14 @@ def decode_part(
                 wanted = columns.get(heading.table)
                 yield heading.table, rows if wanted is None else rows.select(_chosen(table, wanted))
         elif heading.what in RECORDS and len(contents) % RECORD_BYTES == 0:
-            for name, records in _by_table(heading.what, contents, names):
-                if name in names and records:
-                    who = *_key(heading), heading.offset_ns, heading.error_us
-                    process = known.get(who)
-                    if process is None:
-                        process = known[who] = _process(heading, processes.get(_key(heading)))
-                    yield name, columns_of(name, process, records, columns.get(name))
+            own = heading.what, *_key(heading), heading.offset_ns, heading.error_us
+            records_of.setdefault(own, (heading, []))[1].append(contents)
+    for heading, some in records_of.values():
+        process = None
+        for name, records in _by_table(heading.what, b"".join(some), names):
+            if name in names and records:
+                process = process or _process(heading, processes.get(_key(heading)))
+                yield name, columns_of(name, process, records, columns.get(name))
 
 
 def _chosen(table: Table[Any], wanted: Collection[str]) -> list[str]:

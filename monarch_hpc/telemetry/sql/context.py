@@ -130,18 +130,17 @@ def _register(context: Any, name: str, rows: Any) -> None:
 def columns_needed(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
     """Return the columns that the rows of tables of records must have for some pieces; others have all of them.
 
-    Args:
-        pieces: each about one table, so that a word in their texts is a column of it, or something else.
+    A word in the text of a piece is a column of its tables, or something else.
     """
     found: dict[str, set[str]] = {}
     for piece in pieces:
-        known = {column.name for column in SQL_TABLES[piece.table].columns}
-        if piece.table not in RECORD_TABLES:
-            found[piece.table] = known  # by all of them, live rows are told from kept ones
-            continue
         is_open = "*" in re.sub(r"count\(\*\)", "", piece.host, flags=re.IGNORECASE)  # a star stands for all of them
-        named = known if is_open else known.intersection(word.lower() for word in re.findall(r"\w+", piece.host))
-        found.setdefault(piece.table, known.intersection((*_KEYS, "host", "t"))).update(named)
+        words = {word.lower() for word in re.findall(r"\w+", piece.host)}
+        for table in piece.tables:
+            known = {column.name for column in SQL_TABLES[table].columns}
+            # By all columns of others than records, live rows are told from kept ones.
+            named = known if is_open or table not in RECORD_TABLES else known.intersection(words)
+            found.setdefault(table, known.intersection((*_KEYS, "host", "t"))).update(named)
     return found
 
 
@@ -181,8 +180,9 @@ def _read_kept(
     for some in rows.kept:
         kept = find_kept(some.directory)
         unreadable += map(str, kept.unreadable)
-        for name, parts in kept.rows(names, some.has, needed).items():
-            found[name] += [context.from_arrow(part) for part in parts]
+        for name, rows_of_parts in kept.rows(names, some.has, needed).items():
+            found[name].append(context.from_arrow(rows_of_parts))
+        for name in names:
             found[name] += [some.chosen(context.read_parquet(str(path))) for path in kept.files.get(name, {})]
     if rows.since_s:
         least = datafusion.lit(least_time(rows.since_s))
@@ -194,9 +194,7 @@ def _read_kept(
 
 def _join(context: Any, table: Table[Any], columns: Sequence[str], live: Any, kept: list[Any]) -> Any:
     """Some columns of the live rows of a table, and of those kept rows that are not among them."""
-    every = kept[0].select(*columns)
-    for frame in kept[1:]:
-        every = every.union(frame.select(*columns))
+    every = _union([frame.select(*columns) for frame in kept])
     keys = [name for name in _KEYS if name in columns]
     own_names = {column.name for column in table.columns}
     if "record" not in own_names and "state" not in own_names:
@@ -205,6 +203,14 @@ def _join(context: Any, table: Table[Any], columns: Sequence[str], live: Any, ke
         return every
     own = context.from_arrow(live)
     return every.join(own.select(*keys), on=keys, how="anti").select(*columns).union(own)
+
+
+def _union(frames: list[Any]) -> Any:
+    """Frames behind each other; the engine descends as deep as unions are in each other."""
+    while len(frames) > 1:
+        pairs = zip(frames[::2], frames[1::2], strict=False)
+        frames = [*(one.union(other) for one, other in pairs), *frames[len(frames) // 2 * 2 :]]
+    return frames[0]
 
 
 # ---- a question over many hosts ----
@@ -248,8 +254,9 @@ def finish(
     if plan.rule == "pull":
         live = {**rows.live}
         for piece, some in zip(plan.pieces, results, strict=True):
-            live[piece.table] = _widened(SQL_TABLES[piece.table], _concat(some))
-        pulled = [piece.table for piece in plan.pieces]
+            (table,) = piece.tables
+            live[table] = _widened(SQL_TABLES[table], _concat(some))
+        pulled = [table for piece in plan.pieces for table in piece.tables]
         context = context_of(replace(rows, live=live), tables_of(plan.final), unreadable, pulled)
         return _rows(run(context, plan.final), max_bytes)
     context = _open_context()

@@ -26,11 +26,13 @@ class QueryPlan:
         rule: how it was split: `partial` aggregates; `home`, groups that are on one host each; `rows` that are chosen
             or sorted; or `pull`, the columns and rows of tables that the whole question then is about.
         final: the text whose answer is the question's: about `PARTIAL`, or with `pull`, about the tables themselves.
+        by_host: whether it holds only if all rows of a host are in one part, because hosts group or join them.
     """
 
     rule: str
     pieces: list[QueryPiece]
     final: str
+    by_host: bool = False
 
 
 def tables_of(sql: str) -> list[str]:

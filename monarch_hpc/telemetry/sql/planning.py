@@ -34,7 +34,7 @@ class Planner:
         logical = frame.optimized_logical_plan()
         tables = tables_of(sql)
         pulled = pull(sql, tables, logical, unparse)
-        plan = split(sql, frame.schema().names) if len(pulled.pieces) == 1 else None
+        plan = split(sql, frame.schema().names) if pulled.pieces else None
         if plan is None or not _fits(plan, frame.schema()):
             plan = pulled
         return TakenQuestion(tables, plan, pulled, logical.display_indent())

@@ -44,14 +44,14 @@ def pull(sql: str, tables: Sequence[str], plan: Any, unparse: Callable[[Any], st
         own = [scan for scan in scans if scan.table == table]
         if not own or len(own) != text.count(f"TableScan: {table} ") + text.count(f"TableScan: {table}\n"):
             # One in a subquery, which the plan does not show as an input.
-            pieces.append(QueryPiece(table, _latest(table, f"SELECT * FROM {table}")))
+            pieces.append(QueryPiece([table], _latest(table, f"SELECT * FROM {table}")))
             continue
         named = {name for scan in own for name in scan.columns}
         columns = [one.name for one in SQL_TABLES[table].columns if one.name in named]
         columns = columns or [SQL_TABLES[table].columns[0].name]
         where = " OR ".join(dict.fromkeys(f"({scan.where})" for scan in own))
         chosen = f" WHERE {where}" if all(scan.where for scan in own) else ""
-        pieces.append(QueryPiece(table, _latest(table, f"SELECT {', '.join(columns)} FROM {table}{chosen}")))
+        pieces.append(QueryPiece([table], _latest(table, f"SELECT {', '.join(columns)} FROM {table}{chosen}")))
     return QueryPlan("pull", pieces, sql)
 
 

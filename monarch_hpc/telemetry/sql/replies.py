@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,15 @@ from monarch_hpc.telemetry.sql.problems import explain
 from monarch_hpc.telemetry.sql.results import fit, unpack, write_stream
 from monarch_hpc.wire.control.questions import AskSql, SqlAnswer
 from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, MergeParts
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, AnswerPart, parse_part, parse_question, spans_of
+from monarch_hpc.wire.tables.pieces import (
+    SQL_TABLES,
+    AnswerPart,
+    HostQuestion,
+    name_cut,
+    parse_part,
+    parse_question,
+    spans_of,
+)
 
 __all__ = ["answer_part", "answer_question", "finish_question", "merge_parts"]
 
@@ -47,9 +55,13 @@ def answer_part(asked: AskEngine, begin: BeginLeaf, procs: list[tuple[ProcPlace,
         num_lost = asked.dropped
     unreadable: list[str] = []
     results = results_of(question.pieces, RowSet(live, kept, question.since_s), unreadable)
-    text, is_cut = fit(results, asked.max_bytes, MAX_ROWS)
-    cut = [asked.source] if is_cut else []
+    text, places = fit(results, asked.max_bytes, MAX_ROWS)
+    cut = _cut(asked.source, question, places)
     return AnswerPart(text, {}, spans_of([begin.rank]), cut, num_lost)
+
+
+def _cut(source: str, question: HostQuestion, places: Sequence[int]) -> list[str]:
+    return name_cut(source, (name for place in places for name in question.pieces[place].tables))
 
 
 def merge_parts(asked: MergeParts) -> AnswerPart:
@@ -57,9 +69,9 @@ def merge_parts(asked: MergeParts) -> AnswerPart:
     question, parts = parse_question(asked.pieces), [parse_part(text) for text in asked.parts]
     results = [unpack(part.results) for part in parts]
     merged = [combine(piece, [one[place] for one in results]) for place, piece in enumerate(question.pieces)]
-    text, is_cut = fit(merged, asked.max_bytes, MAX_ROWS)
+    text, places = fit(merged, asked.max_bytes, MAX_ROWS)
     ranks = [rank for part in parts for first, last in part.ranks for rank in range(first, last)]
-    cut = [source for part in parts for source in part.cut] + ([asked.source] if is_cut else [])
+    cut = [source for part in parts for source in part.cut] + _cut(asked.source, question, places)
     return AnswerPart(text, {}, spans_of(ranks), cut, sum(part.dropped for part in parts))
 
 

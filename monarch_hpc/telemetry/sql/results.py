@@ -59,11 +59,11 @@ def unpack(text: str) -> list[Any]:
     return results
 
 
-def fit(results: Sequence[Any], max_bytes: int, max_rows: int) -> tuple[str, bool]:
-    """Return as much of some results as fits, as text, and whether rows are missing: the last ones of each."""
-    cut = [result.slice(0, max_rows) for result in results]
-    is_cut = any(len(one) < len(result) for one, result in zip(cut, results, strict=True))
-    while len(text := pack(cut)) > max_bytes and any(len(one) for one in cut):
-        part, is_cut = max_bytes / len(text) * 0.9, True
-        cut = [one.slice(0, int(len(one) * part)) for one in cut]
-    return text, is_cut
+def fit(results: Sequence[Any], max_bytes: int, max_rows: int) -> tuple[str, list[int]]:
+    """Return as much of some results as fits, as text, and the places of those whose last rows are missing."""
+    kept = [result.slice(0, max_rows) for result in results]
+    while len(text := pack(kept)) > max_bytes and any(len(one) for one in kept):
+        part = max_bytes / len(text) * 0.9
+        kept = [one.slice(0, int(len(one) * part)) for one in kept]
+    pairs = zip(kept, results, strict=True)
+    return text, [place for place, (one, result) in enumerate(pairs) if len(one) < len(result)]

@@ -1,7 +1,7 @@
-"""Splits a question about one table into texts for hosts, the nodes of their tree, and the asking process. Pure.
+"""Splits a question into texts for hosts, the nodes of their tree, and the asking process. Pure.
 
-The door to sqlglot. What is not understood completely is not split: then hosts send the columns and rows that the
-question needs, see `pull`.
+With `joins` the door to sqlglot. What is not understood completely is not split: then hosts send the columns and rows
+that the question needs, see `pull`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan
-from monarch_hpc.wire.tables.pieces import ON_HOSTS, SQL_TABLES, QueryPiece
+from monarch_hpc.telemetry.sql.joins import HOME, QuestionSource, read_source
+from monarch_hpc.telemetry.sql.plan import MAX_ROWS, PARTIAL, QueryPlan
+from monarch_hpc.wire.tables.pieces import QueryPiece
 
 __all__ = ["split"]
 
@@ -33,9 +34,6 @@ class _Engine(Postgres):
 
 
 _DIALECT = _Engine
-
-_HOME = frozenset({"host", "incarnation"})
-"""Columns each value of which is on one host only."""
 
 _PARTIAL = (exp.Count, exp.Sum, exp.Min, exp.Max, exp.Avg)
 """Aggregates that can be combined."""
@@ -57,18 +55,16 @@ class _NotSplit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A question about one table.
+    """A question about one table, or about several that hosts can join.
 
     Args:
-        table: its name.
-        source: the table as it is named there, with an alias.
+        source: the tables.
         outputs: the expressions of its columns.
         names: names of the columns, as the engine calls them.
         order: the expressions by which it is sorted.
     """
 
-    table: str
-    source: str
+    source: QuestionSource
     where: exp.Expression | None
     outputs: Sequence[exp.Expression]
     names: Sequence[str]
@@ -105,20 +101,14 @@ def _parse(sql: str, names: Sequence[str]) -> _Query:
         root = sqlglot.parse_one(sql, dialect=_DIALECT)
     except (sqlglot.errors.SqlglotError, RecursionError) as error:
         raise _NotSplit from error
-    known = {"expressions", "from_", "where", "group", "having", "order", "limit", "offset", "distinct"}
+    known = {"expressions", "from_", "joins", "where", "group", "having", "order", "limit", "offset", "distinct"}
     if type(root) is not exp.Select or any(value for key, value in root.args.items() if key not in known):
         raise _NotSplit
-    source = root.args["from_"].this if root.args.get("from_") else None
-    if type(source) is not exp.Table or any(
-        value for key, value in source.args.items() if key not in ("this", "alias")
-    ):
+    if root.find(exp.Subquery, exp.Window) is not None or len([*root.find_all(exp.Select)]) != 1:
         raise _NotSplit
-    table = source.name.lower()
-    if table not in ON_HOSTS or root.find(exp.Subquery, exp.Window) is not None:
+    source = read_source(root)
+    if source is None:
         raise _NotSplit
-    if len([*root.find_all(exp.Select)]) != 1:
-        raise _NotSplit
-    columns = {column.name for column in SQL_TABLES[table].columns}
     outputs = [one.unalias() for one in root.expressions]
     if len(outputs) != len(names) or any(isinstance(one, exp.Star) for one in outputs):
         raise _NotSplit
@@ -133,7 +123,7 @@ def _parse(sql: str, names: Sequence[str]) -> _Query:
             return ordinal.copy()  # type: ignore[no-any-return]  # of the same class
         if isinstance(part, exp.Column) and not part.table and part.name.lower() in aliases:
             meant = aliases[part.name.lower()]
-            if part.name.lower() in columns and meant != part:
+            if part.name.lower() in source.columns and meant != part:
                 raise _NotSplit  # the column, or the alias
             return meant.copy()  # type: ignore[no-any-return]  # of the same class
         return part
@@ -154,14 +144,13 @@ def _parse(sql: str, names: Sequence[str]) -> _Query:
             raise _NotSplit
         order.append(exp.Ordered(**{**one.args, "this": resolve(one.this.copy())}))
     if having is not None and any(
-        one.name.lower() in aliases and one.name.lower() not in columns for one in having.find_all(exp.Column)
+        one.name.lower() in aliases and one.name.lower() not in source.columns for one in having.find_all(exp.Column)
     ):
         raise _NotSplit
     if not group and having is not None:
         raise _NotSplit
     query = _Query(
-        table,
-        source.sql(_DIALECT),
+        source,
         root.args["where"].this if root.args.get("where") else None,
         outputs,
         names,
@@ -174,7 +163,7 @@ def _parse(sql: str, names: Sequence[str]) -> _Query:
     for part in _parts(query):
         _check(part)
     for one in (column for part in _parts(query) for column in part.find_all(exp.Column)):
-        if one.name not in columns:
+        if one.name not in source.columns:
             raise _NotSplit  # quoted, or in another case
     return query
 
@@ -192,6 +181,7 @@ def _parts(query: _Query) -> Iterator[exp.Expression]:
     yield from query.outputs
     yield from query.groups
     yield from query.order
+    yield from query.source.conditions
     yield from (part for part in (query.where, query.having) if part is not None)
 
 
@@ -264,18 +254,20 @@ def _partial(query: _Query) -> QueryPlan:
         "partial",
         [
             QueryPiece(
-                query.table,
-                f"SELECT {', '.join(host)} FROM {query.source}{_where(query)}{by_number}",
+                [*query.source.tables],
+                f"SELECT {', '.join(host)} FROM {_from(query)}{by_number}",
                 f"SELECT {', '.join(merge)} FROM {PARTIAL}{grouped}",
             )
         ],
         f"SELECT {_named(outputs, query.names)} FROM {PARTIAL}{grouped}{having}{_order(order)}{_limits(query)}",
+        by_host=query.source.is_joined,
     )
 
 
 def _home(query: _Query) -> QueryPlan:
     """Groups each of which is on one host: hosts answer completely."""
-    if not any(isinstance(group, exp.Column) and group.name in _HOME for group in query.groups):
+    on_one_host = any(isinstance(group, exp.Column) and group.name in HOME for group in query.groups)
+    if not on_one_host or not query.source.is_inner:  # an outer join has groups without a host
         raise _NotSplit
     grouped = f" GROUP BY {', '.join(map(_sql, query.groups))}"
     having = "" if query.having is None else f" HAVING {_sql(query.having)}"
@@ -293,13 +285,16 @@ def _sorted(rule: str, query: _Query, grouped: str) -> QueryPlan:
     own = [_text_of(one, _sql(one.this)) for one in query.order]
     order = [_text_of(one, f"o{place}") for place, one in enumerate(query.order)]
     limit = "" if query.limit is None else f" LIMIT {query.limit + query.offset}"
-    host = f"SELECT {', '.join([*outputs, *hidden])} FROM {query.source}{_where(query)}{grouped}"
+    host = f"SELECT {', '.join([*outputs, *hidden])} FROM {_from(query)}{grouped}"
+    if query.source.is_joined and not limit:
+        host += f" LIMIT {MAX_ROWS + 1}"  # no more than may be sent: a join of two tables can be of any size
     merge = f"SELECT * FROM {PARTIAL}{_order(order)}{limit}" if limit else ""
     columns = [f"c{place}" for place in range(len(outputs))]
     return QueryPlan(
         rule,
-        [QueryPiece(query.table, host + (_order(own) if limit else "") + limit, merge)],
+        [QueryPiece([*query.source.tables], host + (_order(own) if limit else "") + limit, merge)],
         f"SELECT {_named(columns, query.names)} FROM {PARTIAL}{_order(order)}{_limits(query)}",
+        by_host=rule == "home" or query.source.is_joined,
     )
 
 
@@ -334,8 +329,9 @@ def _text_of(one: exp.Ordered, text: str) -> str:
     return _text(ordered)
 
 
-def _where(query: _Query) -> str:
-    return "" if query.where is None else f" WHERE {_sql(query.where)}"
+def _from(query: _Query) -> str:
+    tables = " ".join(map(_sql, query.source.items)).replace(" , ", ", ")
+    return tables if query.where is None else f"{tables} WHERE {_sql(query.where)}"
 
 
 def _named(outputs: Sequence[str], names: Sequence[str]) -> str:

@@ -1,11 +1,10 @@
 """The table of all control messages, by which they are decoded.
 
-It stands apart from `encode`: a proc encodes its hello, and should not load the messages that others exchange.
+It stands apart from `message`: a proc encodes its hello, and a command reads one answer; they should not load the
+messages that others exchange.
 """
 
 from __future__ import annotations
-
-import json
 
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.control.allocation import (
@@ -43,7 +42,7 @@ from monarch_hpc.wire.control.kept import (
     StopKept,
 )
 from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkRoute, LinkTaken
-from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.message import Message, make, parse
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
 from monarch_hpc.wire.control.procs import (
     ProcEnded,
@@ -89,7 +88,6 @@ from monarch_hpc.wire.control.scribe import (
     Shipped,
 )
 from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
-from monarch_hpc.wire.document import build
 
 __all__ = ["MESSAGES", "decode"]
 
@@ -196,19 +194,8 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     Raises:
         FrameError: not JSON, an unknown message, or a field that is missing, unknown or of the wrong type.
     """
-    try:
-        document = json.loads(bytes(body))
-    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested a hundred thousand deep
-        raise FrameError(f"control message is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise FrameError("control message is not an object")
-    name = document.pop("op", None)
-    cls = MESSAGES.get(name) if isinstance(name, str) else None
+    name, document = parse(body)
+    cls = MESSAGES.get(name)
     if cls is None:
         raise FrameError(f"unknown control message {name!r:.80}")
-    try:
-        message = build(cls, document, cls.__name__)
-    except RecursionError as error:  # the error text shows the bad value, which may be nested as deeply
-        raise FrameError(f"{cls.__name__}: nested too deeply") from error
-    assert isinstance(message, Message)
-    return message
+    return make(cls, document)

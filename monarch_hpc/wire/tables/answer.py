@@ -8,7 +8,7 @@ from dataclasses import field
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.questions import Ask, Portion, Rows
 from monarch_hpc.wire.tables.catalog import TABLES
-from monarch_hpc.wire.tables.pieces import AnswerPart, parse_question
+from monarch_hpc.wire.tables.pieces import AnswerPart, name_cut, parse_question
 
 __all__ = ["Answer", "Sources", "answer"]
 
@@ -28,16 +28,16 @@ def answer(question: Ask, source: str, sources: Sources, max_bytes: int = _PROGR
         max_bytes: limit on rows of the past, of which the latest are taken.
     """
     if not question.pieces:
-        rows, cut = _fit(question.table, sources, question.where, max_bytes)
-        return Portion(source, rows, cut=cut)
+        rows, is_cut = _fit(question.table, sources, question.where, max_bytes)
+        return Portion(source, rows, cut=is_cut)
     asked = parse_question(question.pieces)
     found: dict[str, str] = {}
-    is_cut = False
+    cut: list[str] = []
     for name in asked.tables:
         where: dict[str, object] = {"t": [">=", asked.since_s]} if asked.since_s and TABLES[name].history else {}
-        found[name], cut = _fit(name, sources, where, max_bytes // len(asked.tables))
-        is_cut |= cut
-    return Portion(source, AnswerPart(rows=found).render(), cut=is_cut)
+        found[name], is_cut = _fit(name, sources, where, max_bytes // len(asked.tables))
+        cut += [name] if is_cut else []
+    return Portion(source, AnswerPart(rows=found, cut=name_cut(source, cut)).render(), cut=bool(cut))
 
 
 def _fit(name: str, sources: Sources, where: Mapping[str, object], max_bytes: int) -> tuple[str, bool]:

@@ -23,6 +23,7 @@ __all__ = [
     "AnswerPart",
     "HostQuestion",
     "QueryPiece",
+    "name_cut",
     "parse_part",
     "parse_question",
     "spans_of",
@@ -49,13 +50,13 @@ class QueryPiece:
     """One result of each host.
 
     Args:
-        table: the table that it is made of.
+        tables: those that it is made of.
         host: the text that makes it.
         merge: the text that combines those of several hosts, which are the table ``partial``; empty if they are put
             behind each other. Its result has the same columns.
     """
 
-    table: str
+    tables: list[str]
     host: str
     merge: str = ""
 
@@ -74,7 +75,7 @@ class HostQuestion:
     @property
     def tables(self) -> list[str]:
         """The tables that it is about."""
-        return sorted({piece.table for piece in self.pieces})
+        return sorted({name for piece in self.pieces for name in piece.tables})
 
     def render(self) -> str:
         """The question as text, for a message."""
@@ -101,7 +102,7 @@ class AnswerPart:
         results: the result of each piece, see `telemetry.sql.results`; empty for a process without an engine.
         rows: the rows of such a process, as text by table.
         ranks: the hosts that it is of, as ranges of ranks.
-        cut: hosts in it of whose rows only some fitted.
+        cut: hosts in it of whose rows only some fitted, with the tables of these rows.
         dropped: records that were overwritten in the memory of processes, and are not in files.
     """
 
@@ -126,6 +127,12 @@ def parse_part(text: str) -> AnswerPart:
     if part is None or any(len(span) != 2 for span in part.ranks):
         raise FrameError(f"{text:.80} is not a part of an answer")
     return part
+
+
+def name_cut(source: str, tables: Iterable[str]) -> list[str]:
+    """Return who has sent only some rows, and of which tables; nobody without tables."""
+    names = ", ".join(dict.fromkeys(tables))
+    return [f"{source} ({names})"] if names else []
 
 
 def spans_of(numbers: Iterable[int]) -> list[list[int]]:

@@ -71,7 +71,7 @@ class Host:
         return question[0]
 
     def begin(self, sql: str, table: str, timeout_s: float = _PATIENCE_S) -> list[Rows]:
-        pieces = HostQuestion([QueryPiece(table, sql)]).render()
+        pieces = HostQuestion([QueryPiece([table], sql)]).render()
         asked = AskEngine(
             ticket=9,
             table=table,
@@ -199,11 +199,11 @@ def test_what_does_not_fit_is_cut() -> None:
     import pyarrow as pa
 
     table = pa.table({"t": [*range(10_000)], "x": [os.urandom(8).hex() for _ in range(10_000)]})
-    text, is_cut = results.fit([table], 20_000, 1_000_000)
-    (left,) = results.unpack(text)
-    assert is_cut and len(text) <= 20_000 and 0 < len(left) < 10_000
+    text, places = results.fit([table.slice(0, 1), table], 20_000, 1_000_000)
+    _, left = results.unpack(text)
+    assert places[-1] == 1 and len(text) <= 20_000 and 0 < len(left) < 10_000
     assert left.column("t").to_pylist() == [*range(len(left))]
-    assert results.fit([table], 1 << 30, 7)[1]
-    assert not results.fit([table], 1 << 30, 10_000)[1]
+    assert results.fit([table.slice(0, 7), table], 1 << 30, 7)[1] == [1]
+    assert results.fit([table], 1 << 30, 10_000)[1] == []
     with pytest.raises(Exception, match="cannot be read"):
         results.unpack("\x00")

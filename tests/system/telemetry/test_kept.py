@@ -121,7 +121,7 @@ def kept(directory: Path, table: str) -> list[dict[str, Any]]:
     """The rows that are in files."""
     found = find_kept(directory)
     assert found.unreadable == []
-    tables = [*found.rows([table])[table], *(pq.read_table(path) for path in found.files.get(table, {}))]
+    tables = [*found.rows([table]).values(), *(pq.read_table(path) for path in found.files.get(table, {}))]
     return [row for one in tables for row in one.to_pylist()]
 
 

@@ -236,7 +236,7 @@ def test_gpus_of_amd_are_those_of_the_grant(tmp_path: Path) -> None:
 
 def ask_about(question: str, name: str, rows: Iterable[Any]) -> list[dict[str, Any]]:
     """The answer to a question that ships, about the rows of one table."""
-    with open_engine(telemetry.question(question)) as engine:
+    with open_engine(telemetry.question(question), _PATIENCE_S) as engine:
         given = GivenRows(engine.plan(), {name: json.loads(SAMPLES[name].render(rows, {}))})
         found = engine.finish(given, "json", _PATIENCE_S)
     return [dict(zip(found.columns, row, strict=True)) for row in found.rows if isinstance(row, list)]

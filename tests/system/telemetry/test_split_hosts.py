@@ -92,6 +92,10 @@ def test_hosts_answer_their_part_and_a_frozen_one_is_named(procs: ProcMesh) -> N
         assert (sorted(answer.rows), answer.missing_hosts, answer.cut, answer.dropped) == (expected, [], [], 0)
     joined = "SELECT count(*) FROM metrics a JOIN metrics b USING (step) WHERE a.actor = 'split' AND b.actor = 'split'"
     assert telemetry.query(joined, timeout_s=_PATIENCE_S).rows == [(12,)]
+    on_hosts = "SELECT a.host, count(*) AS num FROM metrics a JOIN handled b ON a.host = b.host AND a.pid = b.pid "
+    on_hosts += "WHERE a.actor = 'split' AND b.actor = 'split' AND b.endpoint = 'step' GROUP BY a.host"
+    answer = telemetry.query(on_hosts, timeout_s=_PATIENCE_S)
+    assert (sorted(answer.rows), answer.missing_hosts) == ([("local0", 9), ("local1", 9)], [])
     frozen = pid_of(_HELPER, "1")
     os.kill(frozen, signal.SIGSTOP)
     try:

@@ -11,7 +11,7 @@ from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows, TakenQues
 from monarch_hpc.telemetry.sql.plan import QueryPlan
 from monarch_hpc.wire.tables.pieces import QueryPiece
 
-PLAN = QueryPlan("partial", [QueryPiece("handled", "SELECT count(*) AS a0 FROM handled", "SELECT 1")], "SELECT 2")
+PLAN = QueryPlan("partial", [QueryPiece(["handled"], "SELECT count(*) AS a0 FROM handled", "SELECT 1")], "SELECT 2")
 
 
 def test_they_survive() -> None:

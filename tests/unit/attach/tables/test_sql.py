@@ -6,6 +6,8 @@ import base64
 import contextlib
 import io
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,6 +19,7 @@ from monarch_hpc.attach.head.client import HeadClient
 from monarch_hpc.attach.tables import sql as questions
 from monarch_hpc.attach.tables.sql import Collected, QueryResult, query_allocations
 from monarch_hpc.attach.tables.sql_engine import SqlEngine, _OwnEngine
+from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.sql.given import GivenRows, render
@@ -52,14 +55,16 @@ def planner() -> Planner:
 def engines() -> Iterator[_OwnEngine]:
     """One engine for all questions, as hosts have one."""
     with contextlib.closing(_OwnEngine()) as engine:
-        SqlEngine([engine], "SELECT 1")  # it starts before the first test, which it would seem to be left by
+        SqlEngine(
+            [engine], "SELECT 1", _PATIENCE_S
+        )  # it starts before the first test, which it would seem to be left by
         yield engine
 
 
 @pytest.fixture
 def ask(engines: _OwnEngine) -> Ask:
     def ask(sql: str, rows: Sequence[MetricRow] = ROWS) -> list[tuple[object, ...]]:
-        engine = SqlEngine([engines], sql)
+        engine = SqlEngine([engines], sql, _PATIENCE_S)
         given = GivenRows(engine.plan(), {"metrics": json.loads(METRICS.render(rows, {}))})
         return QueryResult(engine.finish(given, "arrow", _PATIENCE_S), Collected(given.plan)).rows
 
@@ -88,7 +93,7 @@ def test_questions_that_ship_are_answered_and_explained(ask: Ask, name: str) -> 
 
 def test_an_answer_is_explained_and_has_other_forms(engines: _OwnEngine) -> None:
     sql = "SELECT rank, max(value) AS most, max(t) AS t FROM metrics WHERE step > 0 GROUP BY rank ORDER BY rank"
-    engine = SqlEngine([engines], sql)
+    engine = SqlEngine([engines], sql, _PATIENCE_S)
     assert engine.taken.tables == ["metrics"]
     assert "projection=[rank, t, value, step]" in engine.taken.plan and "Aggregate" in engine.taken.plan
     given = GivenRows(engine.plan(), {"metrics": json.loads(METRICS.render(ROWS, {}))})
@@ -144,15 +149,15 @@ def test_a_join_of_ten_to_the_ninth_rows_ends_at_its_limits_and_harms_only_itsel
 ) -> None:
     many = "generate_series(1, 100000)"
     endless = f"SELECT sum(a.value + b.value) FROM {many} a, {many} b WHERE a.value <> b.value"
-    engine = SqlEngine([engines], endless)
+    engine = SqlEngine([engines], endless, _PATIENCE_S)
     with pytest.raises(QueryError, match=r"is not answered within 0\.5 s"):
         engine.finish(GivenRows(engine.plan()), "json", 0.5)
     long = f"SELECT a.value, b.value FROM {many} a, {many} b"
-    engine = SqlEngine([engines], long)
+    engine = SqlEngine([engines], long, _PATIENCE_S)
     with pytest.raises(QueryError, match=r"the answer takes more than 256 MiB after \d+ rows"):
         engine.finish(GivenRows(engine.plan()), "json", _PATIENCE_S)
     wide = f"SELECT count(*) FROM (SELECT DISTINCT a.value * 100000 + b.value FROM {many} a, {many} b)"
-    engine = SqlEngine([engines], wide)
+    engine = SqlEngine([engines], wide, _PATIENCE_S)
     with pytest.raises(QueryError, match=r"takes more memory|is not answered"):
         engine.finish(GivenRows(engine.plan()), "json", _PATIENCE_S)
     assert ask("SELECT count(*) FROM metrics") == [(len(ROWS),)]
@@ -161,7 +166,7 @@ def test_a_join_of_ten_to_the_ninth_rows_ends_at_its_limits_and_harms_only_itsel
 def test_questions_do_not_wait_for_one_without_end(engines: _OwnEngine) -> None:
     many = "generate_series(1, 100000)"
     endless = f"SELECT sum(a.value + b.value) FROM {many} a, {many} b WHERE a.value <> b.value"
-    engine, quick = SqlEngine([engines], endless), SqlEngine([engines], "SELECT 1 AS one")
+    engine, quick = SqlEngine([engines], endless, _PATIENCE_S), SqlEngine([engines], "SELECT 1 AS one", _PATIENCE_S)
     assert engines._messages is not None
     given = GivenRows(engine.plan())
     engines._messages.send(AskSql(77, endless, render(given), "json", _PATIENCE_S, 1 << 20))
@@ -174,14 +179,29 @@ def test_an_engine_that_is_ended_is_named_and_one_that_is_absent_is_passed_over(
             return SqlAnswer(0, absent="host n1 lacks datafusion")
 
     with contextlib.closing(_OwnEngine()) as own:
-        engine = SqlEngine([Absent(), own], "SELECT 1 AS one")
+        engine = SqlEngine([Absent(), own], "SELECT 1 AS one", _PATIENCE_S)
         assert own._process is not None
         assert engine.finish(GivenRows(engine.plan()), "json", _PATIENCE_S).rows == [[1]]
         own._process.kill()  # as an allocation that fails does
         with pytest.raises(QueryError, match="the engine of queries has ended"):
             engine.finish(GivenRows(engine.plan()), "json", _PATIENCE_S)
     with pytest.raises(QueryError, match="host n1 lacks datafusion"):
-        SqlEngine([Absent()], "SELECT 1")
+        SqlEngine([Absent()], "SELECT 1", _PATIENCE_S)
+
+
+def test_an_engine_that_does_not_take_a_question_is_waited_for_no_longer_than_the_question_says() -> None:
+    class Unasked:
+        def ask(self, question: AskSql, patience_s: float) -> SqlAnswer:
+            raise AssertionError(f"asked {question.sql} when its time was over")
+
+    with contextlib.closing(_OwnEngine()) as own:
+        SqlEngine([own], "SELECT 1", _PATIENCE_S)
+        assert own._process is not None
+        os.kill(own._process.pid, signal.SIGSTOP)
+        started_s = monotonic()
+        with pytest.raises(QueryError, match=r"the engine of queries does not answer within 0\.1 s: ask again"):
+            SqlEngine([own, Unasked()], "SELECT 1", 0.1)
+        assert monotonic() - started_s < _PATIENCE_S / 2
 
 
 def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_asked_for(

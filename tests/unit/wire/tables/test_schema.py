@@ -15,6 +15,7 @@ from monarch_hpc.wire.tables.calls import CALLS, ActorSeen, ProcCalls, Scene
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.history import METRICS
 from monarch_hpc.wire.tables.history import MetricRow as RecordedMetric
+from monarch_hpc.wire.tables.pieces import HostQuestion, QueryPiece, parse_part
 from monarch_hpc.wire.tables.procs import PROCS, ProcRow
 
 ROWS = [ProcRow("a", 1, rank, "n\u00e4", 100 + rank, "ready", "", 1 << 40, 0.5) for rank in range(3)]
@@ -81,6 +82,11 @@ def test_the_latest_rows_that_fit_are_taken_and_older_ones_reported_missing() ->
     portion = answer(question, "here", {"metrics": lambda: rows})
     assert METRICS.read(portion.rows) == rows[:2] and not portion.cut
     assert answer(question, "here", {"metrics": lambda: rows}, 10).cut
+    pieces = HostQuestion([QueryPiece(["metrics", "spans"], "SELECT 1")]).render()
+    for max_bytes, left_out in ((20, ["here (metrics)"]), (1 << 20, [])):
+        sources = {"metrics": lambda: rows, "spans": list}
+        portion = answer(replace(question, where={}, pieces=pieces), "here", sources, max_bytes)
+        assert parse_part(portion.rows).cut == left_out and portion.cut == bool(left_out)
     assert "cannot be chosen by" in METRICS.problem_of({"t": ["<", 3]}) and METRICS.problem_of({"name": [">=", 1]})
 
 

@@ -1,0 +1,120 @@
+"""What a question is about, and whether hosts can join it: the tables of its FROM, as sqlglot reads them. Pure.
+
+Each row of the tables is on one host. Where the rows that meet in a join have the same host, the join is one of the
+rows of each host, and hosts do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sqlglot import exp
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.wire.tables.pieces import ON_HOSTS, SQL_TABLES
+
+__all__ = ["HOME", "QuestionSource", "read_source"]
+
+HOME = frozenset({"host", "incarnation"})
+"""Columns each value of which is on one host only, that of the row."""
+
+_SIDES = frozenset({"", "LEFT", "RIGHT", "FULL"})
+_KINDS = frozenset({"", "INNER", "OUTER", "CROSS"})
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSource:
+    """The tables of a question, as its FROM has them.
+
+    Args:
+        tables: their names, each once.
+        columns: names of their columns.
+        items: the first table, and the joins with others.
+        conditions: those of the joins.
+        is_inner: whether each row of the joins has one of each table.
+    """
+
+    tables: Sequence[str]
+    columns: frozenset[str]
+    items: Sequence[exp.Expression]
+    conditions: Sequence[exp.Expression]
+    is_inner: bool
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether there are several tables, or one several times."""
+        return len(self.items) > 1
+
+
+def read_source(root: exp.Select) -> QuestionSource | None:
+    """Return what a question is about; None if hosts cannot join it, or do not have it."""
+    if not root.args.get("from_"):
+        return None
+    first: exp.Expression = root.args["from_"].this
+    joins = root.args.get("joins") or []
+    known: dict[str, str] = {}  # as the question calls a table -> the table
+    for one in (first, *(join.this for join in joins)):
+        if not _is_table(one) or one.alias_or_name.lower() in known:
+            return None
+        known[one.alias_or_name.lower()] = one.name.lower()
+    where = root.args["where"].this if root.args.get("where") else None
+    sides = {join.side for join in joins}
+    conditions = [join.args["on"] for join in joins if join.args.get("on")]
+    is_inner = sides <= {""}
+    before: set[str] = set()
+    for name, join in zip(known, (None, *joins), strict=True):
+        if join is not None:
+            # What WHERE says of rows that a join has made up is not said of those it was made of.
+            said = [join.args.get("on"), where if is_inner else None]
+            if not _is_plain(join) or not _is_at_home(join, said, known, name, before):
+                return None
+        before.add(name)
+    tables = [*dict.fromkeys(known.values())]
+    columns = frozenset(column.name for table in tables for column in SQL_TABLES[table].columns)
+    return QuestionSource(tables, columns, [first, *joins], conditions, is_inner)
+
+
+def _is_table(one: exp.Expression) -> bool:
+    return (
+        type(one) is exp.Table
+        and one.name.lower() in ON_HOSTS
+        and not any(value for key, value in one.args.items() if key not in ("this", "alias"))
+    )
+
+
+def _is_plain(join: exp.Join) -> bool:
+    allowed = {"this", "on", "using", "side", "kind"}
+    others = any(value for key, value in join.args.items() if key not in allowed)
+    return not others and join.side in _SIDES and join.kind in _KINDS
+
+
+def _is_at_home(
+    join: exp.Join, said: Sequence[exp.Expression | None], known: Mapping[str, str], name: str, before: set[str]
+) -> bool:
+    """Whether the rows of a table meet those of one before it only on their own host."""
+    if any(one.name in HOME for one in join.args.get("using") or []):
+        return True
+    for one in (equality for condition in said if condition is not None for equality in _equalities(condition)):
+        sides = [(side.table.lower(), side.name) for side in (one.this, one.expression) if type(side) is exp.Column]
+        if len(sides) != 2 or sides[0][1] != sides[1][1] or sides[0][1] not in HOME:
+            continue
+        (left, column), (right, _) = sides
+        have = all(
+            any(item.name == column for item in SQL_TABLES[known[side]].columns)
+            for side in (left, right)
+            if side in known
+        )
+        if have and ((left == name and right in before) or (right == name and left in before)):
+            return True
+    return False
+
+
+def _equalities(condition: exp.Expression) -> Iterator[exp.EQ]:
+    """The equalities that hold for each row for which a condition does."""
+    if isinstance(condition, exp.Paren):
+        yield from _equalities(condition.this)
+    elif isinstance(condition, exp.And):
+        yield from _equalities(condition.this)
+        yield from _equalities(condition.expression)
+    elif isinstance(condition, exp.EQ):
+        yield condition
