@@ -53,3 +53,14 @@ def test_an_example_runs_as_its_first_lines_say(path: Path, starter: Starter, tm
         errors = output
     assert status == "0", f"{status}\n{output}{errors}"
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["import torch", "import json"])
+def test_an_example_that_fails_would_be_noticed(first: str, starter: Starter, tmp_path: Path) -> None:
+    for name, last, expected in (("late.py", "raise SystemExit(7)", "7"), ("wrong.py", "1 / 0", "1")):
+        (tmp_path / name).write_text(f"{first}\nprint(__name__, __file__)\n{last}\n")
+        status, output = starter.run(tmp_path / name, tmp_path)
+        assert status == expected
+        assert f"__main__ {tmp_path / name}\n" in output
+    assert "Traceback" in output and "ZeroDivisionError" in output
