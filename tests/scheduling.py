@@ -25,6 +25,8 @@ LONG = (
     "tests/slurm/test_queue.py",
     "tests/slurm/test_readme.py",
     "tests/slurm/test_chaos.py",
+    "tests/slurm/test_grow.py",
+    "tests/slurm/test_kill_alloc.py",
     "tests/slurm/test_own_job.py",
     "tests/slurm/test_other_users.py",
     "tests/slurm/test_kept_meshes.py",

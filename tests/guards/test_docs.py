@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,8 @@ import pytest
 from monarch_hpc.cli.main import cli
 from monarch_hpc.core import errors
 from monarch_hpc.wire.tables.catalog import TABLES
-from tests.child import child
 from tests.guards.tree import ROOT
+from tests.starter import Starter, open_starter
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -100,51 +98,23 @@ def test_code_runs_or_says_why_not(block: Block) -> None:
         assert not block.remark, f"{block.place}: {block.remark}"
 
 
-# Runs each program whose path it reads in an interpreter of its own, and prints the exit status.
-STARTER = """
-import os, subprocess, sys
-for line in sys.stdin:
-    program = line.rstrip()
-    with open(program + ".out", "w") as out:
-        try:
-            status = subprocess.run(
-                [sys.executable, program], cwd=os.path.dirname(program), stdout=out, stderr=out, timeout=120
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status = "still running after 120 s"
-    print(status, flush=True)
-"""
-
-
 @pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    """Starts programs in one embedded allocation, since most of what a short one costs are the hosts."""
-    folder = tmp_path_factory.mktemp("documents")
-    (folder / "starter.py").write_text(STARTER)
-    command = [sys.executable, "-m", "monarch_hpc.cli", "run", "--local", "2", "starter.py"]
-    with child(
-        subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    ) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(60) == 0
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+    with open_starter(tmp_path_factory.mktemp("documents"), 2, 120) as starter:
+        yield starter
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=lambda b: b.place)
-def test_python_runs(block: Block, starter: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_python_runs(block: Block, starter: Starter, tmp_path: Path) -> None:
     compile(block.text, block.place, "exec")
     # Other tests run the whole examples; excerpts need not run again.
     if any(block.text.strip() in path.read_text() for path in (ROOT / "examples").glob("*.py")):
         return
     program = tmp_path / "block.py"
     program.write_text(block.text)
-    assert starter.stdin is not None and starter.stdout is not None
-    starter.stdin.write(f"{program}\n")
-    starter.stdin.flush()
-    status = starter.stdout.readline().strip()
-    assert status == "0", f"{block.place}: {status or 'the allocation has ended'}\n{Path(f'{program}.out').read_text()}"
+    status, output = starter.run(program, tmp_path)
+    assert status == "0", f"{block.place}: {status}\n{output}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

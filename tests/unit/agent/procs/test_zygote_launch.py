@@ -1,7 +1,9 @@
-"""Launched zygotes that have not been sent any message."""
+"""Launched zygotes that have not been sent any message, and what they load when they have."""
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import select
 import subprocess
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, launch_zygote
+from monarch_hpc.agent.procs.zygote_order import receive, render, versions
+from monarch_hpc.testing import wait_until
 
 _PATIENCE_S = 60.0
 
@@ -47,6 +51,44 @@ def test_what_another_interpreter_says_is_kept() -> None:
     assert _status(starting.pid) == 0
     assert os.pread(starting.stderr_fd, 1, 0) == b""
     os.close(starting.stderr_fd)
+
+
+_TELL = """
+import gc, json, pathlib
+def tell(name):
+    path = pathlib.Path(__file__).with_name(name)
+    path.with_suffix(".part").write_text(json.dumps([gc.isenabled(), *gc.get_threshold()]))
+    path.with_suffix(".part").rename(path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ("", [True, *gc.get_threshold()]),
+        ("import gc; gc.set_threshold(900, 5, 4)", [True, 900, 5, 4]),
+        ("import gc; gc.disable()", [False, *gc.get_threshold()]),
+    ],
+)
+def test_no_garbage_is_collected_while_modules_load_and_what_they_choose_stays(
+    chosen: str, expected: list[object], tmp_path: Path
+) -> None:
+    (tmp_path / "told.py").write_text(_TELL)
+    (tmp_path / "preloaded.py").write_text(f"import told\ntold.tell('during')\n{chosen}\n")
+    (tmp_path / "entered.py").write_text("LATER = ['afterwards']\ndef entry(start): return 0\n")
+    (tmp_path / "afterwards.py").write_text("import told\ntold.tell('after')\n")
+    settings = ZygoteSettings("0" * 32, 0, "entered:entry", {**os.environ, "PYTHONPATH": str(tmp_path)})
+    starting = launch_zygote(settings)
+    with starting.sock:
+        starting.sock.setblocking(True)
+        hello = {"entry": settings.entry, "preload": ["preloaded"], "agent_pid": os.getpid(), "versions": versions()}
+        starting.sock.sendall(render({**hello, "allocation": settings.allocation, "host": 0}))
+        answer = receive(starting.sock)
+        assert answer is not None and json.loads(answer[0]) == {"ready": True}
+        wait_until("the thresholds afterwards", (tmp_path / "after").exists, _PATIENCE_S)
+    assert _status(starting.pid) == 0
+    assert json.loads((tmp_path / "during").read_text()) == [True, 0, *gc.get_threshold()[1:]]
+    assert json.loads((tmp_path / "after").read_text()) == expected
 
 
 _FORK = """
