@@ -20,10 +20,9 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
-from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.testing import wait_until
+from tests.system.tensor.file_groups import BOTH, FileGroups
 
-_BOTH = (0, 1)
 _ELEMENTS = 1 << 24
 _LIMIT_S = 12.0
 """gloo's own: a wait that an abort does not end lasts as long."""
@@ -31,17 +30,6 @@ _LIMIT_S = 12.0
 _PATIENCE_S = 8.0
 
 _untyped: Any = dist  # does not declare its stores, nor its options
-
-
-class _FileGroups(Groups):
-    """Groups that meet by a file."""
-
-    def __init__(self, rank: int, path: str) -> None:
-        super().__init__(rank, dict.fromkeys(_BOTH, "127.0.0.1"), None, {}, _LIMIT_S)  # type: ignore[arg-type]  # no actors
-        self._path = path
-
-    def store(self, _rank: int, prefix: str) -> Any:
-        return _untyped.PrefixStore(f"{self.epoch}/{prefix}", _untyped.FileStore(self._path, 2))
 
 
 def _broadcast(group: Any, tensor: torch.Tensor) -> Any:
@@ -65,14 +53,14 @@ _KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def _be_the_other_rank(path: str, kind: str) -> None:
-    group = _FileGroups(1, path).of(_BOTH)
+    group = FileGroups(1, path, _LIMIT_S).of(BOTH)
     while True:
         _KINDS[kind][1](group, torch.ones(_ELEMENTS)).wait()
 
 
 @contextmanager
 def _other_rank(*arguments: str) -> Iterator[int]:
-    peer = subprocess.Popen([sys.executable, __file__, *arguments])
+    peer = subprocess.Popen([sys.executable, "-m", __name__, *arguments])
     try:
         yield peer.pid
     finally:
@@ -83,9 +71,9 @@ def _other_rank(*arguments: str) -> Iterator[int]:
 @pytest.mark.parametrize("kind", _KINDS)
 def test_a_wait_whose_message_stops_in_its_middle_ends(kind: str, tmp_path: Path) -> None:
     path = str(tmp_path / "store")
-    groups = _FileGroups(0, path)
+    groups = FileGroups(0, path, _LIMIT_S)
     with ThreadPoolExecutor() as pool, _other_rank(path, kind) as peer:
-        group = groups.of(_BOTH)
+        group = groups.of(BOTH)
         while True:
             tensor = torch.zeros(_ELEMENTS)
             work = _KINDS[kind][0](group, tensor)
@@ -133,16 +121,16 @@ class _Alone(_untyped.Store):  # type: ignore[misc]  # torch does not declare it
         self.multi_get(keys)
 
 
-def test_a_rank_that_connects_to_one_that_never_comes_is_freed(tmp_path: Path) -> None:
+def test_a_rank_that_connects_to_one_that_never_comes_is_freed() -> None:
     store = _Alone()
 
-    class Lonely(_FileGroups):
+    class Lonely(FileGroups):
         def store(self, _rank: int, prefix: str) -> Any:
             return store
 
-    groups = Lonely(0, "")
+    groups = Lonely(0, "", _LIMIT_S)
     with ThreadPoolExecutor() as pool:
-        joining = pool.submit(groups.of, _BOTH)
+        joining = pool.submit(groups.of, BOTH)
         assert store.is_asked.wait(_PATIENCE_S)
         groups.abort("rank 1 died")
         with pytest.raises(RuntimeError, match="rank 1 died"):

@@ -1,1 +1,1 @@
-"""The process groups of a rank: rendezvous, collectives, and the connections that an abort cuts."""
+"""The process groups of a rank: rendezvous, collectives, the waits that an abort ends and the connections that it cuts."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from monarch_hpc.tensor.worker.collectives.waits import CollectiveWork, PeerWork
 __all__ = ["Connections", "GlooGroup"]
 
 _c10d: Any = torch._C._distributed_c10d
+
+_SHORTEST_S = 0.001
+"""A wait of no time would have no limit."""
 
 _UNWAITED = 64
 """Number of collectives under way from which on those are forgotten that have ended and that nobody has waited for."""
@@ -47,11 +51,12 @@ class Connections:
         self._waits.check()
         return PeerWork(getattr(self._backend, name)(*arguments), self._waits)
 
-    def settle(self, limit: timedelta) -> None:
-        """Wait for the collectives under way, for *limit* each: those that wait for a message write to no tensor."""
+    def settle(self, until: float) -> None:
+        """Wait for the collectives under way, until a time of the monotonic clock: what still waits then is stuck."""
         for work in list(self._under_way):
+            left = timedelta(seconds=max(_SHORTEST_S, until - monotonic()))
             with contextlib.suppress(Exception):  # it has failed, or is one that nothing wakes
-                work.wait(limit)
+                work.wait(left)
 
     def retire(self) -> None:
         """Give up the backend. Its destructor waits for its collectives: on another thread, if they have not ended."""
@@ -116,12 +121,14 @@ class GlooGroup(NamedGroup):
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         return self._issue("_allgather_base", output, given, _options_of(opts, _c10d.AllgatherOptions))
 
+    def allgather_coalesced(self, outputs: Any, inputs: list[torch.Tensor], opts: Any = None) -> Any:
+        return self._issue("allgather_coalesced", outputs, inputs, _options_of(opts, _c10d.AllgatherOptions))
+
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if len(outputs) == 1:
             return self._allgather_base(outputs[0], inputs[0], opts)
         rows = [list(output.chunk(self._num)) for output in outputs]
-        turned = [list(row) for row in zip(*rows, strict=True)]
-        return self._issue("allgather_coalesced", turned, inputs, _options_of(opts, _c10d.AllgatherOptions))
+        return self.allgather_coalesced([list(row) for row in zip(*rows, strict=True)], inputs, opts)
 
     # gloo adds up all rows for these, and takes one; the wait of its own work has no limit.
 

@@ -33,7 +33,7 @@ _SETTLE_S = 5.0
 """Longest wait for gloo to close connections that were cut: its one thread for them needs milliseconds."""
 
 _SETTLE_STEP_S = 0.002
-_LAST_WRITE = datetime.timedelta(seconds=0.1)
+_LAST_WRITE_S = 0.2
 """Longest wait for a thread of gloo that may be adding up what came before a cut."""
 
 _OPS: dict[str, Any] = {
@@ -124,10 +124,11 @@ class Groups:
         if not self.cause:
             return
         until = monotonic() + _SETTLE_S
-        while cut_connections(set(self._ports)) and monotonic() < until:  # perhaps it was connecting at the abort
-            sleep(_SETTLE_STEP_S)
+        while self._ports and cut_connections(set(self._ports)) and monotonic() < until:
+            sleep(_SETTLE_STEP_S)  # until gloo has closed them; perhaps it was connecting at the abort
+        until = monotonic() + _LAST_WRITE_S
         for one in self._connections:
-            one.settle(_LAST_WRITE)
+            one.settle(until)
 
     def begin(self, epoch: int, addresses: dict[int, str]) -> None:
         """Begin anew: groups are made again, with others that do so, too.

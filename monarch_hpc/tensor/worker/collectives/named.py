@@ -40,3 +40,21 @@ class NamedGroup(_Group):  # type: ignore[misc]  # torch does not declare it
     def getSize(self) -> int:  # noqa: N802 torch's
         """The number of ranks, for torch."""
         return self._num
+
+    # ---- torch's later names of the same ----
+
+    def all_gather_single(self, *arguments: Any) -> Any:
+        """See torch; so are the methods below."""
+        return self._allgather_base(*arguments)
+
+    def all_gather_single_coalesced(self, *arguments: Any) -> Any:
+        return self.allgather_into_tensor_coalesced(*arguments)
+
+    def reduce_scatter_single(self, *arguments: Any) -> Any:
+        return self._reduce_scatter_base(*arguments)
+
+    def reduce_scatter_single_coalesced(self, *arguments: Any) -> Any:
+        return self.reduce_scatter_tensor_coalesced(*arguments)
+
+    def all_to_all_single(self, *arguments: Any) -> Any:
+        return self.alltoall_base(*arguments)

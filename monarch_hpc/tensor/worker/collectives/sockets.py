@@ -1,4 +1,4 @@
-"""Cuts the connections of gloo, whose own abort leaves a waiting collective waiting."""
+"""Cuts the connections of gloo: nothing comes into the tensors of a collective after it, and its own abort does not do it."""
 
 from __future__ import annotations
 
