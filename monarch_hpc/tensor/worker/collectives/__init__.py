@@ -1,1 +1,1 @@
-"""The process groups of a rank: rendezvous, collectives, the waits that an abort ends and the connections that it cuts."""
+"""The process groups of a rank: rendezvous, collectives, and the end of their waits and connections by an abort."""

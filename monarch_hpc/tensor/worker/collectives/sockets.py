@@ -1,4 +1,4 @@
-"""Cuts the connections of gloo: nothing comes into the tensors of a collective after it, and its own abort does not do it."""
+"""Cuts the connections of gloo, whose own abort does nothing: after a cut, nothing comes into tensors any more."""
 
 from __future__ import annotations
 
