@@ -69,7 +69,7 @@ def _all_gather_single_coalesced(group: Any, x: torch.Tensor, _rank: int) -> Ran
 
 def _reduce_scatter(group: Any, x: torch.Tensor, _rank: int) -> Ran:
     found = _zeros(1)
-    return group.reduce_scatter([found], [list(x.split(1))], _untyped.ReduceScatterOptions()), [found]
+    return group.reduce_scatter([found], [list(x.chunk(2))], _untyped.ReduceScatterOptions()), [found]
 
 
 def _reduce_scatter_single(group: Any, x: torch.Tensor, _rank: int) -> Ran:
@@ -89,12 +89,12 @@ def _all_to_all_single(group: Any, x: torch.Tensor, _rank: int) -> Ran:
 
 def _alltoall(group: Any, x: torch.Tensor, _rank: int) -> Ran:
     found = [_zeros(1), _zeros(1)]
-    return group.alltoall(found, list(x.split(1))), found
+    return group.alltoall(found, list(x.chunk(2))), found
 
 
 def _scatter(group: Any, x: torch.Tensor, rank: int) -> Ran:
     found = _zeros(1)
-    return group.scatter([found], [list(x.split(1))] if rank == 1 else [], _of_root("ScatterOptions")), [found]
+    return group.scatter([found], [list(x.chunk(2))] if rank == 1 else [], _of_root("ScatterOptions")), [found]
 
 
 def _gather(group: Any, x: torch.Tensor, rank: int) -> Ran:
@@ -171,5 +171,5 @@ def test_a_future_of_a_collective_has_its_result_or_the_cause_of_an_abort(tmp_pa
         waiting = pool.submit(work.get_future().wait)
         for groups in both:
             groups.close("rank 1 died")
-        with pytest.raises(RuntimeError, match="rank 1 died"):
-            waiting.result(_LIMIT_S / 2)
+        # Not raised here: torch keeps the error in the future, which the traceback would then keep.
+        assert "rank 1 died" in str(waiting.exception(_LIMIT_S / 2))
