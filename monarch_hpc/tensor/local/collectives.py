@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from monarch_hpc.tensor.local.turns import Turns
 from monarch_hpc.tensor.worker.collectives.groups import Groups
+from monarch_hpc.tensor.worker.collectives.named import NamedGroup
 
 __all__ = ["LocalGroups", "Meetings"]
 
 _c10d: Any = torch._C._distributed_c10d
 _Store: Any = dist.Store  # type: ignore[attr-defined]  # torch does not declare it
-_Group: Any = dist.ProcessGroup
 
 _REDUCTIONS: tuple[tuple[Any, Callable[[Any, Any], Any]], ...] = (
     (dist.ReduceOp.SUM, operator.add),
@@ -110,7 +110,7 @@ class _LocalStore(_Store):  # type: ignore[misc]  # torch does not declare it
         return False
 
 
-class LocalGroup(_Group):  # type: ignore[misc]  # torch does not declare it
+class LocalGroup(NamedGroup):
     """A process group of one rank.
 
     Args:
@@ -124,30 +124,14 @@ class LocalGroup(_Group):  # type: ignore[misc]  # torch does not declare it
         self._meetings = meetings
         self._ranks = ranks
         self._place = place
-        self._name = self._desc = ""
 
     def again(self) -> LocalGroup:
-        """Another group of the same ranks, which torch can give another name."""
+        """See base class."""
         return LocalGroup(self._meetings, self._ranks, self._place)
-
-    # torch's own keeps these with a backend, of which this one has none.
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
-
-    group_name = property(lambda self: self._name)
-    group_desc = property(lambda self: self._desc)
 
     def getBackendName(self) -> str:  # noqa: N802 torch's
         """Its name, for torch."""
         return "local"
-
-    def getSize(self) -> int:  # noqa: N802 torch's
-        """The number of ranks, for torch."""
-        return len(self._ranks)
 
     def _exchange(self, value: Any) -> list[Any]:
         return self._meetings.exchange(self._ranks, self._place, value)

@@ -383,3 +383,4 @@ class TensorWorker(Actor):
     def __cleanup__(self, error: BaseException | None) -> None:
         cause = "its worker has ended" if error is None else f"{class_name(error)}: {text_of(error)}"
         self.abort(cause)
+        self._groups.close(cause)

@@ -1,1 +1,1 @@
-"""The process groups of a rank: rendezvous, collectives, and the connections that an abort cuts."""
+"""The process groups of a rank: rendezvous, collectives, and the end of their waits and connections by an abort."""

@@ -11,24 +11,30 @@ import datetime
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from threading import Event, Lock
+from threading import Lock
+from time import monotonic, sleep
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.records import CollectiveSpec
+from monarch_hpc.tensor.worker.collectives.gloo import Connections, GlooGroup
+from monarch_hpc.tensor.worker.collectives.named import NamedGroup
 from monarch_hpc.tensor.worker.collectives.rendezvous import ChannelStore
 from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
+from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.control import TensorControl
 
 __all__ = ["Groups"]
 
-_CUT_S = 0.005
-_CUTS = 12_000
-"""Number of times that the connections of a rank are cut which does not come out of its collective: for a minute."""
+_SETTLE_S = 5.0
+"""Longest wait for gloo to close connections that were cut: its one thread for them needs milliseconds."""
+
+_SETTLE_STEP_S = 0.002
+_LAST_WRITE_S = 0.2
+"""Longest wait for a thread of gloo that may be adding up what came before a cut."""
 
 _OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -83,7 +89,7 @@ class Groups:
         self._places = places
         self.timeout_s = timeout_s
         self.offset = 0
-        self._groups: dict[tuple[int, ...], Any] = {}
+        self._groups: dict[tuple[int, ...], NamedGroup] = {}
         self._device: Any = None
         self._ports: set[int] = set()
         self._met: set[int] = set()
@@ -91,14 +97,15 @@ class Groups:
         self.epoch = 0
         self._ended = -1
         self._lock = Lock()
-        self._cutter: Thread | None = None
-        self._settled = Event()
+        self._waits = Waits()
+        self._connections: list[Connections] = []
         self.cause = ""
 
     def abort(self, cause: str, epoch: int | None = None) -> bool:
         """End the collectives under way and all to come of an epoch, or of this one; from any thread.
 
-        Connections are cut until `settle`: the rank may be between two collectives, or connecting.
+        Waits for them end without gloo's help, which does not wake all. Its connections are cut, so that nothing
+        arrives in their tensors any more.
 
         Returns:
             Whether there is no later epoch.
@@ -108,24 +115,20 @@ class Groups:
             if ended < self.epoch:
                 return False
             self.cause, self._ended = cause, max(self._ended, ended)
-            cut_connections(self._ports)
-            if self._cutter is None:
-                self._settled.clear()
-                self._cutter = Thread(self._cut)
+            self._waits.abort(cause)
+            cut_connections(set(self._ports))
             return True
 
-    def _cut(self) -> None:
-        for _ in range(_CUTS):
-            if self._settled.wait(_CUT_S):
-                return
-            cut_connections(set(self._ports))
-
     def settle(self) -> None:
-        """Cut no more connections: this rank is in no collective."""
-        self._settled.set()
-        if self._cutter is not None:
-            self._cutter.join()
-            self._cutter = None
+        """Return when gloo writes to no tensor any more after an abort, which this rank has seen: it is in no wait."""
+        if not self.cause:
+            return
+        until = monotonic() + _SETTLE_S
+        while self._ports and cut_connections(set(self._ports)) and monotonic() < until:
+            sleep(_SETTLE_STEP_S)  # until gloo has closed them; perhaps it was connecting at the abort
+        until = monotonic() + _LAST_WRITE_S
+        for one in self._connections:
+            one.settle(until)
 
     def begin(self, epoch: int, addresses: dict[int, str]) -> None:
         """Begin anew: groups are made again, with others that do so, too.
@@ -141,11 +144,25 @@ class Groups:
             if epoch <= self._ended:
                 raise RuntimeError(self.cause)
             self.settle()
-            self._groups.clear()
-            self._sent.clear()
+            self._waits.abort(f"this group is of epoch {self.epoch} of its mesh, which has ended")
+            self._waits = Waits()
+            self._give_up()
             self._ports.clear()
             self._met.clear()
             self.epoch, self._addresses, self.cause = epoch, addresses, ""
+
+    def close(self, cause: str) -> None:
+        """Abort, and give up all groups; of the worker's thread."""
+        self.abort(cause)
+        self.settle()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        for one in self._connections:
+            one.retire()
+        self._connections.clear()
+        self._groups.clear()
+        self._sent.clear()
 
     def agree(self, ranks: tuple[int, ...], *numbers: int) -> list[tuple[int, int]]:
         """Exchange numbers; return the lowest and the highest of each. Nobody gets an answer before all have asked."""
@@ -162,7 +179,7 @@ class Groups:
             work.wait()
         self._sent.clear()
 
-    def of(self, ranks: tuple[int, ...]) -> Any:
+    def of(self, ranks: tuple[int, ...]) -> NamedGroup:
         """The process group of some ranks, of which this is one."""
         if self.cause:
             raise RuntimeError(self.cause)
@@ -173,9 +190,10 @@ class Groups:
 
     def store(self, rank: int, prefix: str) -> ChannelStore:
         """A rendezvous on a rank, whose keys begin with *prefix*, in this epoch."""
-        return ChannelStore(self._control.slice(procs=self._places[rank]), f"{self.epoch}/{prefix}", self.timeout_s)
+        control = self._control.slice(procs=self._places[rank])
+        return ChannelStore(control, f"{self.epoch}/{prefix}", self.timeout_s, self._waits)
 
-    def _join(self, ranks: tuple[int, ...]) -> Any:
+    def _join(self, ranks: tuple[int, ...]) -> NamedGroup:
         store = self.store(ranks[0], "-".join(map(str, ranks)) + "/")
         is_known = self._met.issuperset(ranks)
         gloo: Any = dist.ProcessGroupGloo
@@ -192,10 +210,11 @@ class Groups:
             for own in store.multi_get([f"port/{rank}" for rank in ranks]):
                 self._ports |= {int(port) for port in own.decode().split(",") if port}
             self._met.update(ranks)
-        group = gloo(store, ranks.index(self._rank), len(ranks), options)
-        if self.cause:
-            raise RuntimeError(self.cause)
-        return group
+        place, num, waits = ranks.index(self._rank), len(ranks), self._waits
+        # On another thread: it waits for others to dial, and nothing is there to cut if one of them has died.
+        connections = Connections(waits.call(lambda: gloo(store, place, num, options)), waits)
+        self._connections.append(connections)
+        return GlooGroup(connections, place, num)
 
     # ---- reductions ----
 

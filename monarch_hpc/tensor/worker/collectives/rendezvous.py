@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.control import TensorControl
 
 __all__ = ["ChannelStore"]
@@ -24,17 +25,19 @@ class ChannelStore(_Store):  # type: ignore[misc]  # torch does not declare it
         control: the control actor that keeps the entries.
         prefix: the epoch, and what its keys begin with.
         timeout_s: longest wait for an answer.
+        waits: of the epoch.
     """
 
-    def __init__(self, control: ActorMesh[TensorControl], prefix: str, timeout_s: float) -> None:
+    def __init__(self, control: ActorMesh[TensorControl], prefix: str, timeout_s: float, waits: Waits) -> None:
         super().__init__()
         self._control = control
         self._prefix = prefix
         self._timeout_s = timeout_s
+        self._waits = waits
         self._awaited: dict[str, bytes] = {}
 
     def _ask(self, future: Future[Any]) -> Any:
-        return future.get(self._timeout_s)
+        return self._waits.ask(future.get, self._timeout_s)
 
     def set(self, key: str, value: bytes | str) -> None:
         """Store an entry."""

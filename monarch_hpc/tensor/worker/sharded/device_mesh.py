@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from monarch_hpc.tensor.stream.records import MeshSpec
@@ -19,8 +18,6 @@ from monarch_hpc.tensor.stream.records import MeshSpec
 __all__ = ["RankMesh", "bare_device_mesh", "make_device_mesh", "replace_groups"]
 
 _c10d: Any = torch._C._distributed_c10d
-_dist: Any = dist  # which does not declare all of its names
-_GroupOf = _dist.ProcessGroup
 _QUIET = ("torch.distributed.tensor._redistribute", "torch.distributed.tensor._collective_utils")
 
 
@@ -48,17 +45,17 @@ class RankMesh(DeviceMesh):
         return coordinate[place]
 
 
-def make_device_mesh(spec: MeshSpec, rank: int, backend_of: Callable[[tuple[int, ...]], Any]) -> RankMesh:
+def make_device_mesh(spec: MeshSpec, rank: int, group_of: Callable[[tuple[int, ...]], Any]) -> RankMesh:
     """The DeviceMesh in which *rank* takes part.
 
     Args:
         spec: the mesh.
         rank: this one.
-        backend_of: the gloo backend of some ranks, in order.
+        group_of: the process group of some ranks, in order.
     """
     mesh = bare_device_mesh(spec, rank)
     for members in _lines(mesh):
-        group = _process_group(members, rank, _group_name(spec.key, members), backend_of)
+        group = _process_group(members, rank, _group_name(spec.key, members), group_of)
         _add_group(mesh, group.group_name, group)
     return mesh
 
@@ -79,23 +76,23 @@ def _add_group(mesh: RankMesh, name: Any, group: Any) -> None:
         mesh._dim_group_names.append(name)
 
 
-def replace_groups(mesh: RankMesh, spec: MeshSpec, backend_of: Callable[[tuple[int, ...]], Any]) -> None:
+def replace_groups(mesh: RankMesh, spec: MeshSpec, group_of: Callable[[tuple[int, ...]], Any]) -> None:
     """Give a mesh new process groups of the same names; arguments as of `make_device_mesh`."""
     for members in _lines(mesh):
         name = _group_name(spec.key, members)
-        backend = backend_of(members)
+        group = group_of(members)
         kept = _replaced.get(name)
-        if kept is backend:  # another mesh of the same ranks has replaced it
+        if kept is group:  # another mesh of the same ranks has replaced it
             _add_group(mesh, name, _c10d._resolve_process_group(name))
             continue
         with contextlib.suppress(RuntimeError):  # it was not made before the mesh broke
             _c10d._unregister_process_group(name)
-        _add_group(mesh, name, _process_group(members, mesh.get_rank(), name, backend_of))
-        _replaced[name] = backend
+        _add_group(mesh, name, _process_group(members, mesh.get_rank(), name, group_of))
+        _replaced[name] = group
 
 
 _replaced: dict[str, Any] = {}
-"""The backends of groups that were replaced, by name."""
+"""The groups that have replaced others, by name."""
 
 
 def _lines(mesh: RankMesh) -> list[tuple[int, ...]]:
@@ -113,19 +110,12 @@ def _group_name(key: int, members: tuple[int, ...]) -> str:
     return f"{key}-{'-'.join(map(str, members))}"
 
 
-def _process_group(members: tuple[int, ...], rank: int, name: str, backend_of: Callable[[tuple[int, ...]], Any]) -> Any:
+def _process_group(members: tuple[int, ...], rank: int, name: str, group_of: Callable[[tuple[int, ...]], Any]) -> Any:
     try:
         return _c10d._resolve_process_group(name)
     except RuntimeError:  # not made yet
         pass
-    backend = backend_of(members)
-    again = getattr(backend, "again", None)
-    if again is not None:  # of a rank that is a thread
-        group = again()
-    else:
-        group = _GroupOf(_dist.HashStore(), members.index(rank), len(members))
-        group._register_backend(torch.device("cpu"), _GroupOf.BackendType.GLOO, backend)
-        group._set_default_backend(_GroupOf.BackendType.GLOO)
+    group = group_of(members).again()
     group._set_group_name(name)
     group._set_group_desc(name)
     _c10d._register_process_group(name, group)

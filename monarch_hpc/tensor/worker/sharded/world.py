@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.collectives.groups import Groups
+from monarch_hpc.tensor.worker.collectives.named import NamedGroup
 
 __all__ = ["World"]
 
@@ -59,8 +60,8 @@ class World:
             )
             self.mesh = init_device_mesh("cpu", spec.sizes, mesh_dim_names=spec.names)
 
-    def backend_of(self, places: tuple[int, ...]) -> Any:
-        """The gloo backend of some ranks of this world; of all if empty."""
+    def group_of(self, places: tuple[int, ...]) -> NamedGroup:
+        """The process group of some ranks of this world; of all if empty."""
         return self._groups.of(tuple(self.ranks[place] for place in places) if places else self.ranks)
 
     def __enter__(self) -> World:
@@ -89,7 +90,5 @@ class World:
 
 
 def _make_backend(options: Any, _backend_options: Any) -> Any:
-    """The backend of a group that code of modules makes, on the worker's connections, which an abort ends."""
-    backend: Any = _entered[-1].backend_of(tuple(options.global_ranks_in_group))
-    again = getattr(backend, "again", None)  # of a rank that is a thread
-    return backend if again is None else again()
+    """A group that code of modules makes, on the worker's connections, whose waits an abort ends."""
+    return _entered[-1].group_of(tuple(options.global_ranks_in_group)).again()

@@ -1,0 +1,83 @@
+"""Waits for other ranks, and their end."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, get_ident
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from monarch_hpc.tensor.worker.collectives.waits import Waits
+
+
+def test_a_call_on_another_thread_returns_or_raises_as_here() -> None:
+    waits = Waits()
+    first = waits.call(get_ident)
+    assert first != get_ident()
+    assert waits.call(get_ident) == first  # which was idle
+    with pytest.raises(ZeroDivisionError):
+        waits.call(lambda: 1 / 0)
+    waits.abort("over")
+
+
+def test_an_abort_ends_a_call_that_goes_on() -> None:
+    waits, began, goes_on = Waits(), Event(), Event()
+
+    def call() -> None:
+        began.set()
+        goes_on.wait()
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(waits.call, call)
+        assert began.wait(60)
+        waits.abort("rank 1 died")
+        waits.abort("a later cause")
+        with pytest.raises(RuntimeError, match="rank 1 died"):
+            waiting.result(60)
+        goes_on.set()
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        waits.call(call)
+
+
+def test_a_question_is_repeated_until_its_time_is_over() -> None:
+    waits = Waits()
+    given: list[float] = []
+
+    def late(timeout_s: float) -> str:
+        given.append(timeout_s)
+        if len(given) < 3:
+            raise TimeoutError
+        return "answer"
+
+    assert waits.ask(late, 100.0) == "answer"
+    assert len(given) == 3 and max(given) < 1
+
+    def never(timeout_s: float) -> str:
+        raise TimeoutError(f"nothing in {timeout_s} s")
+
+    with pytest.raises(TimeoutError, match="nothing in"):
+        waits.ask(never, 0.0)
+
+    def ends(_timeout_s: float) -> str:
+        waits.abort("rank 1 died")
+        raise TimeoutError
+
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        waits.ask(ends, 100.0)
+
+
+def test_a_future_ends_once() -> None:
+    waits, given = Waits(), torch.futures.Future[int]()
+    found = waits.future(given, lambda: None)
+    waits.abort("rank 1 died")
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        found.wait()
+    given.set_result(1)
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        found.wait()
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        waits.future(given, lambda: None)
