@@ -1,4 +1,4 @@
-"""What a question is about, and whether hosts can join it: the tables of its FROM, as sqlglot reads them. Pure.
+"""Joins in a question, and whether hosts can make them: the tables of its FROM, as sqlglot reads them. Pure.
 
 Each row of the tables is on one host. Where the rows that meet in a join have the same host, the join is one of the
 rows of each host, and hosts do it.

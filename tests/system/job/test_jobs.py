@@ -42,12 +42,14 @@ print("id", job.apply_id)
 
 
 def workers_of(programs: Programs) -> list[str]:
-    """The worker processes of jobs that have this test's state directory."""
-    mark = f"XDG_STATE_HOME={programs.environment['XDG_STATE_HOME']}".encode()
+    """The worker processes of jobs that this test's programs made."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (path / "environ").read_bytes() and b"monarch_hpc.job.worker" in (path / "cmdline").read_bytes():
+            if (
+                programs.mark in (path / "environ").read_bytes()
+                and b"monarch_hpc.job.worker" in (path / "cmdline").read_bytes()
+            ):
                 found.append(path.name)
         except OSError:
             continue

@@ -108,11 +108,10 @@ if len(sys.argv) > 2:
 
 
 def dashboards(programs: Programs) -> list[int]:
-    mark = f"XDG_STATE_HOME={programs.environment['XDG_STATE_HOME']}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (path / "environ").read_bytes() and b"\0dash\0" in (path / "cmdline").read_bytes():
+            if programs.mark in (path / "environ").read_bytes() and b"\0dash\0" in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
         except OSError:
             continue

@@ -212,5 +212,4 @@ def send(number: signal.Signals, pids: Iterable[int]) -> None:
 
 def everybody(programs: Programs) -> list[int]:
     """Programs, workers, agents, zygotes, procs, and all processes that they started."""
-    mark = f"XDG_STATE_HOME={programs.environment['XDG_STATE_HOME']}".encode()
-    return [pid for pid in each_pid() if mark in shown_environ(pid)]
+    return [pid for pid in each_pid() if programs.mark in shown_environ(pid)]

@@ -30,8 +30,12 @@ class Programs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # Short: procs show as many variables as there were bytes when their agent was started, short ones first.
+        number = os.urandom(4).hex()
+        self.mark = f"TEST={number}".encode()
         self.environment = {
             **os.environ,
+            "TEST": number,
             "XDG_STATE_HOME": str(folder / "state"),
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),
@@ -79,8 +83,8 @@ class Programs:
                     stream.close()
 
     def procs(self) -> list[int]:
-        """Ids of the processes of allocations with this test's state directory."""
-        marks = [f"XDG_STATE_HOME={self.environment['XDG_STATE_HOME']}".encode(), f"{COOKIE}=".encode()]
+        """Ids of the processes of allocations that this test's programs opened."""
+        marks = [self.mark, f"{COOKIE}=".encode()]
         return [pid for pid in each_pid() if all(mark in shown_environ(pid) for mark in marks)]
 
     def until_left(self) -> None:

@@ -1,4 +1,4 @@
-"""What torch calls on a process group of the ranks."""
+"""Process groups of ranks: each collective that torch calls on them."""
 
 from __future__ import annotations
 

@@ -15,9 +15,12 @@ from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
 from monarch_hpc.tensor.worker.collectives.waits import CollectiveWork, PeerWork, Waits
 
-__all__ = ["Connections", "GlooGroup"]
+__all__ = ["BACKEND", "GlooBackend", "GlooGroup"]
 
 _c10d: Any = torch._C._distributed_c10d
+
+BACKEND = "monarch_gloo"
+"""Its name, for torch, which would look for a backend in C++ if it were gloo's."""
 
 _SHORTEST_S = 0.001
 """A wait of no time would have no limit."""
@@ -26,7 +29,7 @@ _UNWAITED = 64
 """Number of collectives under way from which on those are forgotten that have ended and that nobody has waited for."""
 
 
-class Connections:
+class GlooBackend:
     """A backend of gloo, and the collectives under way on it.
 
     Args:
@@ -85,7 +88,7 @@ class GlooGroup(NamedGroup):
         num: number of ranks.
     """
 
-    def __init__(self, connections: Connections, place: int, num: int) -> None:
+    def __init__(self, connections: GlooBackend, place: int, num: int) -> None:
         super().__init__(place, num)
         self._connections = connections
         self._issue = connections.issue
@@ -96,8 +99,8 @@ class GlooGroup(NamedGroup):
         return GlooGroup(self._connections, self._place, self._num)
 
     def getBackendName(self) -> str:  # noqa: N802 torch's
-        """Its name, for torch."""
-        return "gloo"
+        """See `BACKEND`."""
+        return BACKEND
 
     # ---- what torch calls ----
 

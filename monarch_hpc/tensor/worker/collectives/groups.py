@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.records import CollectiveSpec
-from monarch_hpc.tensor.worker.collectives.gloo import Connections, GlooGroup
+from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend, GlooGroup
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
 from monarch_hpc.tensor.worker.collectives.rendezvous import ChannelStore
 from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
@@ -98,7 +98,7 @@ class Groups:
         self._ended = -1
         self._lock = Lock()
         self._waits = Waits()
-        self._connections: list[Connections] = []
+        self._connections: list[GlooBackend] = []
         self.cause = ""
 
     def abort(self, cause: str, epoch: int | None = None) -> bool:
@@ -212,7 +212,7 @@ class Groups:
             self._met.update(ranks)
         place, num, waits = ranks.index(self._rank), len(ranks), self._waits
         # On another thread: it waits for others to dial, and nothing is there to cut if one of them has died.
-        connections = Connections(waits.call(lambda: gloo(store, place, num, options)), waits)
+        connections = GlooBackend(waits.call(lambda: gloo(store, place, num, options)), waits)
         self._connections.append(connections)
         return GlooGroup(connections, place, num)
 

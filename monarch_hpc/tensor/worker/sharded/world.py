@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from monarch_hpc.tensor.stream.records import MeshSpec
+from monarch_hpc.tensor.worker.collectives.gloo import BACKEND
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
 
 __all__ = ["World"]
 
 _c10d: Any = dist.distributed_c10d
-_BACKEND = "monarch_gloo"
 _FIRST_GROUP_BITS = 24
 """Bits of a group's name that number the groups of one world; the others tell worlds apart."""
 
@@ -48,11 +48,11 @@ class World:
         name = f"{groups.epoch}-{spec.key}-{spec.ranks}-{spec.names}-{spec.sizes}"
         digest = hashlib.blake2b(name.encode(), digest_size=5).digest()  # the same on all ranks
         self._own = None, int.from_bytes(digest, "big") << _FIRST_GROUP_BITS
-        if _BACKEND.upper() not in dist.Backend._plugins:
-            dist.Backend.register_backend(_BACKEND, _make_backend, extended_api=True, devices=["cpu"])
+        if BACKEND.upper() not in dist.Backend._plugins:
+            dist.Backend.register_backend(BACKEND, _make_backend, extended_api=True, devices=["cpu"])
         with self:
             dist.init_process_group(
-                _BACKEND,
+                BACKEND,
                 store=groups.store(spec.ranks[0], f"world/{name}/"),
                 rank=spec.ranks.index(rank),
                 world_size=len(spec.ranks),
