@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from monarch_hpc.actor.cell.cell import Cell
 from monarch_hpc.actor.cell.end import CLEANUP_S
@@ -21,6 +22,10 @@ _CALL = Kind.CALL  # on the path of every frame: an enum member costs ten times 
 _KEEP_ENDED = 1024
 """Number of ended actors whose cause is kept, about a kilobyte each. A call to an actor that ended before these fails
 with "no such actor"; messages that were queued at its end have been answered."""
+
+_EARLY_S = 5.0
+"""Longest wait for the arrival of an actor whose messages have come before it: whoever got a reference may be nearer than
+its spawner. Calls to actors that ended long ago, or were never here, fail so much later."""
 
 _MAX_CAUSE_CHARS = 4096
 """Upper bound on a kept cause with its traceback; the last lines are the most useful."""
@@ -52,6 +57,8 @@ class Actors:
         self._start = start
         self._lines = lines
         self._ended: Recent[int, tuple[str, str]] = Recent(_KEEP_ENDED)  # actors that have ended -> where, cause
+        self._closed: Recent[int, None] = Recent(_KEEP_ENDED)  # ports
+        self._early: dict[int, list[tuple[MessageLink, Frame]]] = {}
 
     def dispatch(self, channel: MessageLink, frame: Frame) -> None:
         """Deliver a message to its actor or port."""
@@ -62,12 +69,16 @@ class Actors:
                 cell.put(channel, frame)
             elif port is not None:
                 port(channel, frame)
-            else:
+            elif frame.dest in self._ended or frame.dest in self._closed:
                 self._refuse(channel, frame)
+            else:
+                self._keep(channel, frame)
         elif kind is Kind.SPAWN:
             cell = self._start(channel, frame)
             if not cell.ended:  # it could not get a thread
                 self.cells[frame.dest] = cell
+            for early in self._early.pop(frame.dest, ()):
+                self.dispatch(*early)
         elif kind is Kind.STOP:
             if cell is not None:
                 cell.stop(channel, frame)
@@ -75,6 +86,25 @@ class Actors:
                 self._replier.reply(channel, frame.reply, None)
         elif kind is Kind.CANCEL and cell is not None:
             cell.cancel(channel, frame.reply)
+
+    def close_port(self, number: int) -> None:
+        """Forget a port: messages to it are dropped from now on."""
+        if self.ports.pop(number, None) is not None:
+            self._closed[number] = None
+
+    def _keep(self, channel: MessageLink, frame: Frame) -> None:
+        """Keep a message to an actor that may be on its way here."""
+        kept = self._early.get(frame.dest)
+        if kept is None:
+            kept = self._early[frame.dest] = []
+            self._engine.call_later(_EARLY_S, partial(self._give_up, frame.dest, kept))
+        kept.append((channel, frame))
+
+    def _give_up(self, actor: int, kept: list[tuple[MessageLink, Frame]]) -> None:
+        if self._early.get(actor) is kept:
+            del self._early[actor]
+            for early in kept:
+                self._refuse(*early)
 
     def _refuse(self, channel: MessageLink, frame: Frame) -> None:
         """Answer a call to an actor that has ended or is unknown here."""

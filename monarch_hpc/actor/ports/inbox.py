@@ -58,7 +58,7 @@ class PortInbox:
         self._match()
         self._wake()
         if self._once:
-            self.runtime.actors.ports.pop(self._number, None)
+            self.runtime.actors.close_port(self._number)
 
     def take(self, claim: Claim) -> None:
         """Give *claim* the next message if there is one; fail it if none will arrive."""
@@ -80,7 +80,7 @@ class PortInbox:
 
     def close(self, why: str) -> None:
         """Refuse further messages, and drop unread ones."""
-        self.runtime.actors.ports.pop(self._number, None)
+        self.runtime.actors.close_port(self._number)
         with self._lock:
             self._closed = self._closed or why
             left = list(self._mail)
