@@ -24,8 +24,8 @@ _KEEP_ENDED = 1024
 with "no such actor"; messages that were queued at its end have been answered."""
 
 _EARLY_S = 5.0
-"""Longest wait for the arrival of an actor whose messages have come before it: whoever got a reference may be nearer than
-its spawner. Calls to actors that ended long ago, or were never here, fail so much later."""
+"""Longest wait for an actor whose messages have come before it: whoever got a reference may be nearer than its spawner.
+Calls to actors that ended long ago, or were never here, fail so much later."""
 
 _MAX_CAUSE_CHARS = 4096
 """Upper bound on a kept cause with its traceback; the last lines are the most useful."""
