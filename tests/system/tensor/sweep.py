@@ -29,6 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from monarch_hpc.tensor.stream.records import MeshSpec
+from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend, GlooGroup
+from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.sharded import rules, trusted
 from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh
 from tests.system.tensor.samples import programs, words
@@ -143,6 +145,10 @@ class _Run:
         store = _dist.PrefixStore(f"{key} {members}", _dist.FileStore(self._path, 4))
         return self._gloo(store, members.index(self._rank), len(members), options)
 
+    def _group(self, members: tuple[int, ...], key: str) -> GlooGroup:
+        backend = self._backend(members, key, _CHECK_S if self._trusts is None else _WAIT_S)
+        return GlooGroup(GlooBackend(backend, Waits()), members.index(self._rank), len(members))
+
     def renew(self) -> None:
         """Make new process groups: a rank that failed alone has left the others waiting in the old ones."""
         key = f"sweep{self._epoch}"
@@ -150,7 +156,7 @@ class _Run:
         self.mesh = make_device_mesh(
             MeshSpec(self._epoch, ("a", "b"), SHAPE, (0, 1, 2, 3), 0),
             self._rank,
-            lambda members: self._backend(members, key, _CHECK_S if self._trusts is None else _WAIT_S),
+            lambda members: self._group(members, key),
         )
         self.mode = rules.ShardedOps(self.mesh, 0, self._trusts)
 
