@@ -49,7 +49,7 @@ _NUM_RANKS = 4
 _CLOSE = 1e-5
 
 Mode = Literal["respawn", "shrink", "on-loss"]
-"""What becomes of dead ranks: the program has them started again, or left out, or the mesh does the first by itself."""
+"""Fates of dead ranks: the program has them started again, or left out, or the mesh does the first by itself."""
 
 
 class Saboteur(Actor):

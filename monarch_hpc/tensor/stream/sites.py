@@ -18,7 +18,7 @@ Site = tuple[CodeType, int]
 
 _SKIPPED = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep, "<frozen ")
 _inner: dict[int, tuple[bool, CodeType]] = {}
-"""Whether functions are skipped, by the identity of their code, whose hash would take longer than all else."""
+"""Answers to "is this function skipped?" by the identity of its code, whose hash would take longer than all else."""
 
 
 _MAX_LINES = 4096

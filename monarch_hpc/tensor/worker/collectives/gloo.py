@@ -33,7 +33,7 @@ class GlooBackend:
     """A backend of gloo, and the collectives under way on it.
 
     Args:
-        backend: gloo's.
+        backend: gloo's own.
         waits: of its epoch.
     """
 
@@ -83,20 +83,20 @@ class GlooGroup(NamedGroup):
     """A process group of one rank.
 
     Args:
-        connections: to the other ranks.
+        backend: with the connections to the other ranks.
         place: this rank's place in the group.
         num: number of ranks.
     """
 
-    def __init__(self, connections: GlooBackend, place: int, num: int) -> None:
+    def __init__(self, backend: GlooBackend, place: int, num: int) -> None:
         super().__init__(place, num)
-        self._connections = connections
-        self._issue = connections.issue
+        self._backend = backend
+        self._issue = backend.issue
         self._place = place
 
     def again(self) -> GlooGroup:
         """See base class."""
-        return GlooGroup(self._connections, self._place, self._num)
+        return GlooGroup(self._backend, self._place, self._num)
 
     def getBackendName(self) -> str:  # noqa: N802 torch's
         """See `BACKEND`."""
@@ -176,13 +176,13 @@ class GlooGroup(NamedGroup):
         return self._issue("barrier", _options_of(opts, _c10d.BarrierOptions))
 
     def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Any:
-        return self._connections.issue_to_peer("send", tensors, target, tag)
+        return self._backend.issue_to_peer("send", tensors, target, tag)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Any:
-        return self._connections.issue_to_peer("recv", tensors, source, tag)
+        return self._backend.issue_to_peer("recv", tensors, source, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
-        return self._connections.issue_to_peer("recv_anysource", tensors, tag)
+        return self._backend.issue_to_peer("recv_anysource", tensors, tag)
 
 
 def _options_of(given: Any, kind: Any) -> Any:

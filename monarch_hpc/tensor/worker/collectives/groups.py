@@ -98,7 +98,7 @@ class Groups:
         self._ended = -1
         self._lock = Lock()
         self._waits = Waits()
-        self._connections: list[GlooBackend] = []
+        self._backends: list[GlooBackend] = []
         self.cause = ""
 
     def abort(self, cause: str, epoch: int | None = None) -> bool:
@@ -127,7 +127,7 @@ class Groups:
         while self._ports and cut_connections(set(self._ports)) and monotonic() < until:
             sleep(_SETTLE_STEP_S)  # until gloo has closed them; perhaps it was connecting at the abort
         until = monotonic() + _LAST_WRITE_S
-        for one in self._connections:
+        for one in self._backends:
             one.settle(until)
 
     def begin(self, epoch: int, addresses: dict[int, str]) -> None:
@@ -158,9 +158,9 @@ class Groups:
         self._give_up()
 
     def _give_up(self) -> None:
-        for one in self._connections:
+        for one in self._backends:
             one.retire()
-        self._connections.clear()
+        self._backends.clear()
         self._groups.clear()
         self._sent.clear()
 
@@ -212,9 +212,9 @@ class Groups:
             self._met.update(ranks)
         place, num, waits = ranks.index(self._rank), len(ranks), self._waits
         # On another thread: it waits for others to dial, and nothing is there to cut if one of them has died.
-        connections = GlooBackend(waits.call(lambda: gloo(store, place, num, options)), waits)
-        self._connections.append(connections)
-        return GlooGroup(connections, place, num)
+        backend = GlooBackend(waits.call(lambda: gloo(store, place, num, options)), waits)
+        self._backends.append(backend)
+        return GlooGroup(backend, place, num)
 
     # ---- reductions ----
 
