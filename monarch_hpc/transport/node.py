@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from monarch_hpc.config.schema import TransportConfig
-from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.api import Fabric, FrameChannel, Listener, Peer
 from monarch_hpc.transport.arrival import SPARES
 from monarch_hpc.transport.channel import PeerChannel
-from monarch_hpc.transport.connect.dial import Dialer, Done, Opener
+from monarch_hpc.transport.connect.dial import Done, Opener
 from monarch_hpc.transport.connect.listen import Acceptor, Forwards
+from monarch_hpc.transport.connect.realms import Realms
 from monarch_hpc.transport.connect.routes import Routes
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.own import OwnMemories
 from monarch_hpc.transport.secure.fence import Fence
-from monarch_hpc.transport.secure.handshake import Dialing, make_proof
+from monarch_hpc.transport.secure.handshake import make_proof
 from monarch_hpc.transport.secure.link import LinkKey
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.tcp.channel import LINGER_S
@@ -31,26 +30,6 @@ from monarch_hpc.transport.tcp.keepalive import CutDetector
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Node"]
-
-
-@dataclass(slots=True, eq=False)
-class _Realm:
-    """What a process needs to dial the processes of one allocation.
-
-    Attributes:
-        identity: what it proves there.
-        with_fabric: whether its processes may be reached over the fabric.
-    """
-
-    identity: Identity
-    dialer: Dialer
-    relay: Opener | None
-    with_fabric: bool
-
-    def close(self) -> None:
-        """Close the relay."""
-        if self.relay is not None:
-            self.relay.close()
 
 
 class Node:
@@ -95,9 +74,8 @@ class Node:
         self._channels: dict[int, PeerChannel] = {}
         self._fence = Fence(identity.role)
         self._cut_detector = CutDetector(engine, limits.cut_s)
-        self.links: dict[str, LinkKey] = {}  # by name, for accepting
-        self._realms: dict[str, _Realm] = {}  # by the peers' allocation, for dialling
-        self._left: list[_Realm] = []  # of allocations that were left, not yet closed
+        self._realms = Realms(engine, limits, identity, self._fence, self.known, self.adopt)
+        self.links = self._realms.links
         self.fabric = fabric
         self._acceptor = Acceptor(
             *(engine, identity, key, limits, self._on_accepted, forwards, self._fence, self._cut_detector, refused),
@@ -129,7 +107,7 @@ class Node:
     @property
     def routes(self) -> Routes:
         """The routes to other hosts that have worked."""
-        return self._realms[self._identity.allocation].dialer.routes
+        return self._realms.own.dialer.routes
 
     @property
     def channels(self) -> Mapping[int, FrameChannel]:
@@ -181,36 +159,20 @@ class Node:
             name: stands in greetings in place of the allocation's id; only for links.
             with_fabric: whether its processes may be reached over the fabric of this process.
         """
-        identity = replace(self._identity, allocation=name or allocation, epoch=0)
-
-        def begin(incarnation: int, address: str) -> Dialing:
-            return Dialing(realm.identity, key, incarnation, address)
-
-        def adopt(sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> PeerChannel:
-            return self.adopt(sock, replace(peer, allocation=allocation), ciphers)
-
-        dialer = Dialer(self._engine, self._limits, begin, self.known, adopt, self._fence, relay, forwarders)
-        realm = self._realms[allocation] = _Realm(identity, dialer, relay, with_fabric)
+        self._realms.join(allocation, key, name=name, relay=relay, forwarders=forwarders, with_fabric=with_fabric)
 
     def link(self, link: LinkKey) -> None:
         """Trust the procs of another allocation: accept them, and be able to dial them, with the key of *link*."""
-        self.links[link.name] = link
-        self.join(link.allocation, link.key, name=link.name, with_fabric=True)
+        self._realms.link(link)
 
     def leave(self, allocation: str, reason: str) -> None:
         """Close the channels to the processes of *allocation*, sending them *reason*, and forget its key."""
         if not self._engine.driving:
             self._engine.call_soon(lambda: self.leave(allocation, reason))
             self._engine.wait(lambda: not self.belongs(allocation) and not self._reaches(allocation), 2 * LINGER_S)
-            self._close_left()
+            self._realms.close_relays()
             return
-        realm = self._realms.pop(allocation, None)
-        for name, link in list(self.links.items()):
-            if link.allocation == allocation:
-                del self.links[name]
-        if realm is not None:
-            realm.dialer.close(reason)
-            self._left.append(realm)
+        self._realms.leave(allocation, reason)
         for channel in list(self._open):
             if channel.peer.allocation == allocation:
                 channel.close(reason)
@@ -218,17 +180,12 @@ class Node:
 
     def belongs(self, allocation: str) -> bool:
         """Whether this process can dial processes of *allocation*; true for a process that cannot be dialled."""
-        return not allocation or allocation in self._realms
+        return not allocation or allocation in self._realms.joined
 
     def use_fabric(self, make: Callable[[], Fabric]) -> None:
         """Use the fabric that *make* makes, unless there is one already: an engine polls one, for all allocations."""
         if self.fabric is None:
             self.fabric = make()
-
-    def _close_left(self) -> None:
-        """Close the relays of allocations that were left; not on the driver."""
-        while self._left:
-            self._left.pop().close()
 
     def _reaches(self, allocation: str) -> bool:
         return any(channel.peer.allocation == allocation for channel in self._open)
@@ -237,8 +194,7 @@ class Node:
 
     def set_epoch(self, epoch: int, allocation: str = "") -> None:
         """Dial as the controller of *epoch* from here on, in *allocation* or in the process's own."""
-        realm = self._realms[allocation or self._identity.allocation]
-        realm.identity = replace(realm.identity, epoch=epoch)
+        self._realms.set_epoch(epoch, allocation)
 
     def accept_all_runs(self) -> None:
         """Serve the programs of all runs from here on, see `Fence`."""
@@ -258,7 +214,7 @@ class Node:
         Args:
             allocation: the allocation of that process; empty for this process's own.
         """
-        realm = self._realms.get(allocation or self._identity.allocation)
+        realm = self._realms.get(allocation)
         if realm is None:
             where = ", ".join(addresses) or "a process without addresses"
             why = self._fence.barred(incarnation) or "its allocation has ended, or this process has no key for it"
@@ -285,7 +241,7 @@ class Node:
             signal.set()
 
         self._engine.call_soon(lambda: self.dial(addresses, incarnation, done, allocation))
-        relayed = any(realm.relay is not None for realm in self._realms.values())
+        relayed = self._realms.relayed
         wait_s = timeout_s
         if wait_s is None:
             # The race has its own deadline; this one only guards against a race that never ends.
@@ -317,7 +273,7 @@ class Node:
         return self._make(sock, peer, ciphers, dialed=True)
 
     def _make(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher], *, dialed: bool) -> PeerChannel:
-        realm = self._realms.get(peer.allocation or self._identity.allocation)
+        realm = self._realms.get(peer.allocation)
         fabric = self.fabric if realm is not None and realm.with_fabric else None
         channel = PeerChannel(
             *(self._engine, sock, peer, ciphers, self, self._limits, self.own_memory, fabric),
@@ -376,8 +332,7 @@ class Node:
         if not self._engine.driving:
             self._engine.call_soon(lambda: self.close(reason))
             self._wait_for_the_end()
-            self._left += self._realms.values()
-            self._close_left()
+            self._realms.close_relays()
             self.own_memory.cross_memory.copiers.close()
             if self.fabric is not None:
                 self.fabric.close()
@@ -385,8 +340,7 @@ class Node:
         self._closed = True
         self._acceptor.close()
         self._cut_detector.close()
-        for realm in self._realms.values():
-            realm.dialer.close(reason)
+        self._realms.close(reason)
         for channel in list(self._open):
             channel.close(reason)
         self._engine.wake_waiters()

@@ -132,7 +132,7 @@ say(len(peers.add.call(1).get(60)))
 ways = {c.peer.address.rpartition(":")[0] for c in Runtime.current.node.channels.values() if c.peer.role is Role.PROC}
 say(*sorted(ways))
 # The indirect route that worked before is tried at once.
-realms = Runtime.current.node._realms.values()
+realms = Runtime.current.node._realms.joined.values()
 say(any(realm.dialer.routes.indirect_at_once(["tcp://ADDRESS:1"]) for realm in realms))
 monarch_hpc.hosts().spawn_procs(per_host={"gpus": 1}).initialized.get(60)
 """

@@ -19,7 +19,7 @@ from monarch_hpc.transport.secure.fence import Fence
 from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, Dialing
 from monarch_hpc.transport.secure.noise import Cipher
 
-__all__ = ["Dialer", "Done", "Opener"]
+__all__ = ["Adopt", "Dialer", "Done", "Opener"]
 
 Done = Callable[[FrameChannel | TransportError], None]
 """Called on the driver with the channel, or with the error if none could be opened."""
