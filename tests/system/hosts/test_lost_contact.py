@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorDied, AllocationError, ProcDied, endpoint
 from monarch_hpc.actor import shutdown_context
 from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.attach.attach import Attachment, join
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
@@ -20,6 +22,7 @@ from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.node import Node
+from tests.system.support.first_host import allocation
 
 _PATIENCE_S = 60.0
 _PROMPT_S = 40.0
@@ -30,6 +33,15 @@ class Echo(Actor):
     @endpoint
     def echo(self, value: int) -> int:
         return value
+
+    @endpoint
+    def wait_for(self, path: Path, value: int) -> int:
+        wait_until("the file", path.exists)
+        return value
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
 
 
 def _join_and_be_dismissed(node: Node, directory: Path) -> Attachment:
@@ -80,3 +92,50 @@ def test_each_use_of_an_allocation_that_gave_the_program_up_says_so_until_it_beg
         shutdown_context().get(_PATIENCE_S)
         with monarch_hpc.hosts().spawn_procs() as fresh:
             assert list(fresh.spawn("echo", Echo).echo.call(3).get(_PATIENCE_S).values()) == [3, 3]
+
+
+def _cut(controller: Controller) -> None:
+    """End the channels to all hosts and procs, and wait until the program has noticed."""
+    runtime = Runtime.current
+    assert runtime is not None
+
+    def cut() -> None:
+        for channel in list(runtime.node.channels.values()):
+            channel.give_up("the wire was cut")
+
+    controller.engine.call_soon(cut)
+    wait_until("the loss", controller.tenancies.all, accept=lambda left: not left)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_program_that_has_attached_is_not_moved_to_this_machine_and_takes_back_what_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[MeshFailure], held: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with allocation(tmp_path, run__on_loss="hold" if held else "stop"), contextlib.ExitStack() as after:
+        after.callback(Controller.close_any)
+        monarch_hpc.attach("dev")
+        echo = monarch_hpc.hosts().spawn_procs(per_host={"p": 1}, name="procs").spawn("echo", Echo)
+        pids = list(echo.pid.call().get(_PATIENCE_S).values())
+        under_way = echo.slice(hosts=0).wait_for.call_one(tmp_path / "go", 5)
+        controller = Controller.instance()
+        (tenancy,) = controller.tenancies.all()
+        _cut(controller)
+        with pytest.raises(ActorDied, match="the wire was cut"):
+            under_way.get(_PATIENCE_S)
+        with pytest.raises(AllocationError, match=r"dev.*contact with it was lost") as raised:
+            monarch_hpc.hosts()
+        assert (f"takeover({tenancy.run!r})" in str(raised.value)) is held
+        shutdown_context().get(_PATIENCE_S)
+        (tmp_path / "go").touch()
+        if not held:
+            with pytest.raises(AllocationError, match=f"there is no run {tenancy.run} to take over"):
+                monarch_hpc.takeover(tenancy.run)
+            return
+        taken = monarch_hpc.takeover(tenancy.run)
+        answers = [(answer.endpoint, answer.rank, answer.get(_PATIENCE_S)) for answer in taken.unfetched]
+        assert answers == [("wait_for", 0, 5)]
+        again = taken.meshes["echo"]
+        assert isinstance(again, monarch_hpc.ActorMesh)
+        assert list(again.pid.call().get(_PATIENCE_S).values()) == pids
+        taken.meshes["procs"].stop().get(_PATIENCE_S)

@@ -55,6 +55,7 @@ class Tenancies:
         self._known: dict[str, Tenancy] = {}
         self._lost: list[Tenancy] = []
         self._why_lost: dict[str, str] = {}
+        self._lost_attached: Tenancy | None = None  # the first
 
     # ---- for any thread ----
 
@@ -74,6 +75,8 @@ class Tenancies:
         """Drop a tenancy whose allocation is gone; its resources are released later. On the driver."""
         if self._known.pop(tenancy.allocation, None) is not None:
             self._why_lost.setdefault(tenancy.allocation, tenancy.over)
+            if tenancy.outlives and self._lost_attached is None:
+                self._lost_attached = tenancy
             self._publish()
             self._lost.append(tenancy)
             self._ended(tenancy)
@@ -85,9 +88,18 @@ class Tenancies:
     # ---- opening ----
 
     def default(self) -> Tenancy:
-        """The oldest tenancy; if there is none, the allocation that the program was started on, or a new one."""
+        """The oldest tenancy; if there is none, the allocation that the program was started on, or a new one.
+
+        Raises:
+            AllocationError: contact with an allocation that others have made was lost. The program is not moved to
+                this machine in silence.
+        """
         with self._lock:
-            return next(iter(self.all()), None) or self._open(open_allocation())
+            if (found := next(iter(self.all()), None)) is not None:
+                return found
+            if (lost := self._lost_attached) is not None:
+                return self._open(open_attached(lost.directory, lost.name))
+            return self._open(open_allocation())
 
     def here(self) -> Tenancy:
         """A tenancy whose hosts include this machine; an embedded one if there is none."""
@@ -155,16 +167,21 @@ class Tenancies:
                 self._known.pop(tenancy.allocation, None)
                 self._ended(tenancy)
                 if isinstance(error, AllocationError) and lost:
-                    problem = (
-                        "contact with it was lost, so that it has ended this program's procs, and does not take the "
-                        f"program back: {ANEW}; 'monarch-hpc status' lists the allocation if it lives"
-                    )
-                    raise AllocationError(tenancy.name, problem) from error
+                    raise AllocationError(tenancy.name, self._told_of(tenancy.allocation)) from error
                 raise
         except BaseException:
             opened.resources.close()
             raise
         return tenancy
+
+    def _told_of(self, allocation: str) -> str:
+        """What is left to do where contact with an allocation was lost."""
+        lost, does = self._lost_attached, "has ended this program's procs, and does not take the program back"
+        end = "'monarch-hpc status' lists the allocation if it lives"
+        if lost is not None and lost.allocation == allocation and lost.keeps:
+            does = "takes this program for lost"
+            end = f"in the latter case, takeover({lost.run!r}) gives the procs back that its run still holds; {end}"
+        return f"contact with it was lost, so that it {does}: {ANEW}; {end}"
 
     # ---- leaving ----
 
