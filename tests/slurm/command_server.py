@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
 from monarch_hpc.testing.slurmlab.processes import find_children

@@ -46,11 +46,11 @@ def command_server(slurmlab: SlurmLab) -> Iterator[CommandServer]:
 
 
 @pytest.fixture(scope="module")
-def standing(
-    slurmlab: SlurmLab, command_server: CommandServer, request: pytest.FixtureRequest
-) -> Iterator[Standing]:
+def standing(slurmlab: SlurmLab, command_server: CommandServer, request: pytest.FixtureRequest) -> Iterator[Standing]:
     """The allocation that tests of a file share, one after the other."""
-    standing = Standing(slurmlab, command_server, slurmlab.home() / f"standing-{zlib.crc32(request.node.nodeid.encode()):x}")
+    standing = Standing(
+        slurmlab, command_server, slurmlab.home() / f"standing-{zlib.crc32(request.node.nodeid.encode()):x}"
+    )
     yield standing
     standing.give_back()
 
