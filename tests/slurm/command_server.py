@@ -54,7 +54,8 @@ class CommandServer:
         Raises:
             TimeoutError: the command timed out; it was killed with its process group.
         """
-        order = {"arguments": [*arguments], "environment": {**self.fresh, **env}, "folder": str(self.lab.home())}
+        home = str(self.lab.home())
+        order = {"arguments": [*arguments], "environment": {**self.fresh, **env, "PWD": home}, "folder": home}
         outputs: dict[int, bytearray] = {}
         with contextlib.ExitStack() as open_here:
             end, theirs = socket.socketpair()
