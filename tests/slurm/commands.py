@@ -19,7 +19,7 @@ import pytest
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
 from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE
-from tests.slurm.command_server import CommandServer
+from tests.command_server import CommandServer
 from tests.system.support.programs import read_until
 
 _STILL_S = 25.0

@@ -12,8 +12,8 @@ from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.fixtures import slurmlab
 from monarch_hpc.testing.slurmlab import SlurmLab
 from monarch_hpc.testing.slurmlab.processes import read_command
+from tests.command_server import CommandServer, open_on_login
 from tests.conftest import held
-from tests.slurm.command_server import CommandServer, open_command_server
 from tests.slurm.commands import Standing
 
 __all__ = ["lab", "slurmlab"]
@@ -41,7 +41,7 @@ def _lab_hosts() -> set[str]:
 @pytest.fixture(scope="session")
 def command_server(slurmlab: SlurmLab) -> Iterator[CommandServer]:
     """The process that runs alice's commands."""
-    with open_command_server(slurmlab) as server:
+    with open_on_login(slurmlab) as server:
         yield server
 
 

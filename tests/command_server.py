@@ -1,8 +1,9 @@
-"""Runs our commands on the login host as forks of one process: most of what a short command costs are its imports.
+"""Runs our commands as forks of one process: most of what a short command costs are its interpreter and its imports.
 
-This file is also that process. It is root's, since tests look at the users' processes; each fork becomes the user, in a
-session, a folder and an environment of its own, and goes on as `python -m monarch_hpc.cli` does. What tests start and
-leave running is started as users start it: by an interpreter of its own (`Alice.start`).
+This file is also that process. Each fork has a session, a folder and an environment of its own, and goes on as
+`python -m monarch_hpc.cli` does. On the login host of a lab the process is root's, since tests look at the users'
+processes, and its forks become alice. What tests start and leave running is started as users start it: by an
+interpreter of its own.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
+from monarch_hpc.testing.slurmlab import SlurmLab
 from monarch_hpc.testing.slurmlab.processes import find_children
 
-__all__ = ["CommandServer", "open_command_server"]
+__all__ = ["CommandServer", "open_here", "open_on_login"]
 
 _MODULE = "monarch_hpc.cli"
 _MOST_BYTES = 1 << 20
@@ -39,31 +41,38 @@ _PR_SET_DUMPABLE = 4
 
 @dataclass
 class CommandServer:
-    """The process that starts commands, one after the other."""
+    """The process that starts commands, one after the other.
 
-    lab: SlurmLab
-    process: HostProcess
+    Attributes:
+        pid: of the process.
+        connection: to it.
+        fresh: environment of the commands, but for what each adds.
+        folder: of the commands that are given none.
+    """
+
+    pid: int
     connection: socket.socket
     fresh: Mapping[str, str]
+    folder: Path
 
     def run(
-        self, arguments: Sequence[str], env: Mapping[str, str], timeout_s: float
+        self, arguments: Sequence[str], env: Mapping[str, str], timeout_s: float, *, folder: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of our commands as alice to its end; it gets *env* in addition to the environment of a fresh login.
+        """Run one of our commands to its end.
 
         Raises:
             TimeoutError: the command timed out; it was killed with its process group.
         """
-        home = str(self.lab.home())
-        order = {"arguments": [*arguments], "environment": {**self.fresh, **env, "PWD": home}, "folder": home}
+        place = str(folder or self.folder)
+        order = {"arguments": [*arguments], "environment": {**self.fresh, **env, "PWD": place}, "folder": place}
         outputs: dict[int, bytearray] = {}
-        with contextlib.ExitStack() as open_here:
+        with contextlib.ExitStack() as opened:
             end, theirs = socket.socketpair()
-            open_here.enter_context(end)
+            opened.enter_context(end)
             given = [theirs.detach()]
             for _ in ("stdout", "stderr"):
                 reads, writes = os.pipe()
-                open_here.callback(os.close, reads)
+                opened.callback(os.close, reads)
                 outputs[reads] = bytearray()
                 given.append(writes)
             socket.send_fds(self.connection, [json.dumps(order).encode()], given)
@@ -100,7 +109,7 @@ class CommandServer:
         return int(status)
 
     def _kill(self) -> None:
-        for child in find_children(self.process.inner_pid):
+        for child in find_children(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
 
@@ -110,19 +119,35 @@ def _text(output: bytearray) -> str:
 
 
 @contextlib.contextmanager
-def open_command_server(lab: SlurmLab) -> Iterator[CommandServer]:
-    """Start the server on the login host; it ends with the context or the lab."""
+def open_on_login(lab: SlurmLab) -> Iterator[CommandServer]:
+    """Start a server on the login host, for alice's commands; it ends with the context or the lab."""
     listed = lab.run(["env", "-0"], check=True).stdout.split("\0")
     fresh = dict(line.split("=", 1) for line in listed if line)
-    connection, theirs = socket.socketpair()
-    with connection:
-        process = lab.popen(
-            [sys.executable, __file__], user="root", stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=None
-        )
+    command = [sys.executable, __file__, "alice"]
+    with _connected() as (connection, theirs):
+        process = lab.popen(command, user="root", stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=None)
         theirs.close()
         with process:
-            yield CommandServer(lab, process, connection, fresh)
+            yield CommandServer(process.inner_pid, connection, fresh, lab.home())
             connection.close()
+
+
+@contextlib.contextmanager
+def open_here(folder: Path) -> Iterator[CommandServer]:
+    """Start a server on this machine; its commands have only what each adds as their environment."""
+    with _connected() as (connection, theirs):
+        process = subprocess.Popen([sys.executable, __file__], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        theirs.close()
+        with process:
+            yield CommandServer(process.pid, connection, {}, folder)
+            connection.close()
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
 
 
 # ---- in the server ----
@@ -136,15 +161,14 @@ def _load() -> None:
     gc.freeze()
 
 
-def _serve() -> list[str] | None:
-    """Run commands until the connection ends; in a fork, return the arguments of its command."""
+def _serve(name: str | None) -> list[str] | None:
+    """Run commands of a user until the connection ends; in a fork, return the arguments of its command."""
     with socket.socket(fileno=os.dup(0)) as connection:
         os.set_inheritable(connection.fileno(), False)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.close(null)
-        user = pwd.getpwnam("alice")
-        groups = os.getgrouplist(user.pw_name, user.pw_gid)
+        user = pwd.getpwnam(name) if name else None
         libc = ctypes.CDLL(None)
         _load()
         while True:
@@ -156,10 +180,11 @@ def _serve() -> list[str] | None:
                 break
             _answer(given, pid)
     os.setsid()
-    os.setgroups(groups)
-    os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
-    os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
-    libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    if user is not None:
+        os.initgroups(user.pw_name, user.pw_gid)
+        os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
+        os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+        libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     told = json.loads(order)
     os.chdir(told["folder"])
     os.environ.clear()
@@ -184,7 +209,7 @@ def _answer(given: list[int], pid: int) -> None:
             end.sendall(str(status).encode())
 
 
-if __name__ == "__main__" and (_arguments := _serve()) is not None:
+if __name__ == "__main__" and (_arguments := _serve(*sys.argv[1:] or [None])) is not None:
     sys.argv[1:] = _arguments
     sys.path[0] = os.getcwd()
     runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
