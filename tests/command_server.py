@@ -35,6 +35,8 @@ __all__ = ["CommandServer", "open_here", "open_on_login"]
 _MODULE = "monarch_hpc.cli"
 _MOST_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
+_BEGUN = b"+"
+"""Said by a fork that leads its process group."""
 # Constant of prctl(2): a process that has given up root's rights is closed to its own user's other processes.
 _PR_SET_DUMPABLE = 4
 
@@ -79,6 +81,7 @@ class CommandServer:
             for descriptor in given:
                 os.close(descriptor)
             try:
+                assert end.recv(1) == _BEGUN, "the server of commands has ended"
                 status = self._collect(end, outputs, time.monotonic() + timeout_s)
             except BaseException as error:
                 self._kill()
@@ -105,7 +108,6 @@ class CommandServer:
                         outputs[key.fd] += data
                     else:
                         status += data
-        assert status, "the server of commands has ended"
         return int(status)
 
     def _kill(self) -> None:
@@ -180,6 +182,7 @@ def _serve(name: str | None) -> list[str] | None:
                 break
             _answer(given, pid)
     os.setsid()
+    os.write(given[0], _BEGUN)
     if user is not None:
         os.initgroups(user.pw_name, user.pw_gid)
         os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)

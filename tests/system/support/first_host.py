@@ -43,8 +43,10 @@ def serving_commands(folder: Path) -> Iterator[None]:
     """Run the commands of `call` as forks of one process."""
     with open_here(folder) as server:
         _servers.append(server)
-        yield
-        _servers.remove(server)
+        try:
+            yield
+        finally:
+            _servers.remove(server)
 
 
 @contextlib.contextmanager
