@@ -163,7 +163,7 @@ def _load() -> None:
     gc.freeze()
 
 
-def _serve(name: str | None) -> list[str] | None:
+def _serve(name: str | None = None) -> list[str] | None:
     """Run commands of a user until the connection ends; in a fork, return the arguments of its command."""
     with socket.socket(fileno=os.dup(0)) as connection:
         os.set_inheritable(connection.fileno(), False)
@@ -212,7 +212,7 @@ def _answer(given: list[int], pid: int) -> None:
             end.sendall(str(status).encode())
 
 
-if __name__ == "__main__" and (_arguments := _serve(*sys.argv[1:] or [None])) is not None:
+if __name__ == "__main__" and (_arguments := _serve(*sys.argv[1:])) is not None:
     sys.argv[1:] = _arguments
     sys.path[0] = os.getcwd()
     runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)

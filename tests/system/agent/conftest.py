@@ -56,7 +56,7 @@ class StandingHosts:
             assert not directory.exists()
             wait_until("the end of its processes", lambda: cookie_holders(directory), accept=lambda left: not left)
 
-    def _seen(self) -> tuple[list[object], list[tuple[object, object]]]:
+    def _seen(self) -> tuple[list[dict[str, object]], list[tuple[object, object]]]:
         """The runs, and the state of each host with its number of procs."""
         assert self._directory is not None
         status = query_status(self._directory, _PATIENCE_S)
