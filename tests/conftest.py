@@ -16,10 +16,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import hypothesis
-import pytest
+# The tests start thousands of interpreters. Where the shell forbids bytecode files, as in many containers, each would
+# compile our modules again: half of the CPU time of a program with its agent and procs. Before the first import of
+# hypothesis, whose modules pytest would rewrite in each worker, for four seconds of a processor.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-import monarch_hpc
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+
+import monarch_hpc  # noqa: E402
 
 # Before its first import, so that failed assertions of the suite say as much as those of test modules.
 pytest.register_assert_rewrite("monarch_hpc.testing.conformance")
@@ -27,11 +33,6 @@ pytest.register_assert_rewrite("monarch_hpc.testing.conformance")
 # The same examples on every run, so that failures are reproducible; no deadline, since slowness is not a failure.
 hypothesis.settings.register_profile("house", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("house")
-
-# The tests start thousands of interpreters. Where the shell forbids bytecode files, as in many containers, each would
-# compile our modules again: half of the CPU time of a program with its agent and procs.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The programs of several tests share few cores: with a thread for each core, the threads of torch in one process would
 # spin until others, which wait for a core, have ended their part. That is three quarters of the CPU time of an example.

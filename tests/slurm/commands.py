@@ -19,6 +19,7 @@ import pytest
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
 from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE
+from tests.command_server import CommandServer
 from tests.system.support.programs import read_until
 
 _STILL_S = 25.0
@@ -79,11 +80,13 @@ class Alice:
         lab: the lab.
         folder: her folder, empty at first.
         env: additions to her environment.
+        server: runs her commands; without one, each gets an interpreter of its own.
     """
 
     lab: SlurmLab
     folder: Path
     env: dict[str, str] = field(default_factory=dict)
+    server: CommandServer | None = None
 
     @property
     def state(self) -> Path:
@@ -101,7 +104,10 @@ class Alice:
         self, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 180.0
     ) -> subprocess.CompletedProcess[str]:
         """Run one of our commands to its end."""
-        return self.lab.run(argv(*arguments), env=self.environment(env or {}), timeout_s=timeout_s)
+        own = self.environment(env or {})
+        if self.server is None:
+            return self.lab.run(argv(*arguments), env=own, timeout_s=timeout_s)
+        return self.server.run(arguments, own, timeout_s)
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> HostProcess:
         """Start one of our commands."""
@@ -163,13 +169,14 @@ class Alice:
 
 
 @pytest.fixture
-def alice(lab: SlurmLab, request: pytest.FixtureRequest) -> Alice:
+def alice(lab: SlurmLab, command_server: CommandServer, request: pytest.FixtureRequest) -> Alice:
     """Alice, with separate state for this test.
 
     Slurm may pass over any host that is slow to answer: a test that expects certain ones requests them (`-w`), so that
     its job waits for them, or reads which it got.
     """
-    return Alice(lab, lab.home() / f"test-{zlib.crc32(request.node.nodeid.encode()):x}")
+    folder = lab.home() / f"test-{zlib.crc32(request.node.nodeid.encode()):x}"
+    return Alice(lab, folder, server=command_server)
 
 
 class Standing:
@@ -177,11 +184,13 @@ class Standing:
 
     Args:
         lab: the lab.
+        server: runs the commands.
         folder: for alice's folders, one for each allocation.
     """
 
-    def __init__(self, lab: SlurmLab, folder: Path) -> None:
+    def __init__(self, lab: SlurmLab, server: CommandServer, folder: Path) -> None:
         self._lab = lab
+        self._server = server
         self._folder = folder
         self._taken: Alice | None = None
         self._flags: tuple[str, ...] = ()
@@ -193,7 +202,7 @@ class Standing:
         if alice is None or (self._flags, alice.env) != (tuple(flags), env):
             self.give_back()
             self._number += 1
-            alice = self._taken = Alice(self._lab, self._folder / str(self._number), dict(env))
+            alice = self._taken = Alice(self._lab, self._folder / str(self._number), dict(env), self._server)
             self._flags = tuple(flags)
             done = alice.run("alloc", "dev", *flags)
             assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.fixtures import slurmlab
 from monarch_hpc.testing.slurmlab import SlurmLab
 from monarch_hpc.testing.slurmlab.processes import read_command
+from tests.command_server import CommandServer, open_on_login
 from tests.conftest import held
 from tests.slurm.commands import Standing
 
@@ -37,10 +38,19 @@ def _lab_hosts() -> set[str]:
     return {f"child process {pid}" for pid in children if "".join(read_command(int(pid))[:1]).startswith("slurmlab-")}
 
 
+@pytest.fixture(scope="session")
+def command_server(slurmlab: SlurmLab) -> Iterator[CommandServer]:
+    """The process that runs alice's commands."""
+    with open_on_login(slurmlab) as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
-def standing(slurmlab: SlurmLab, request: pytest.FixtureRequest) -> Iterator[Standing]:
+def standing(slurmlab: SlurmLab, command_server: CommandServer, request: pytest.FixtureRequest) -> Iterator[Standing]:
     """The allocation that tests of a file share, one after the other."""
-    standing = Standing(slurmlab, slurmlab.home() / f"standing-{zlib.crc32(request.node.nodeid.encode()):x}")
+    standing = Standing(
+        slurmlab, command_server, slurmlab.home() / f"standing-{zlib.crc32(request.node.nodeid.encode()):x}"
+    )
     yield standing
     standing.give_back()
 

@@ -182,6 +182,9 @@ def test_between_two_hosts_nothing_passes_while_both_reach_the_rest(lab: SlurmLa
     assert [reaches("n2", "n1"), reaches("n3", "n4"), reaches("n4", "n2")] == [True, True, True]
     lab.join("n2", "n3")
     assert [reaches("n2", "n3"), reaches("n3", "n2")] == [True, True]
+    lab.cut("n2", "n3")
+    lab.reset()
+    assert [reaches("n2", "n3"), reaches("n3", "n2")] == [True, True]
     with pytest.raises(LabError, match="login host"):
         lab.cut("login", "n2")
 

@@ -61,7 +61,7 @@ def test_it_begins_with_fewer_hosts_and_names_the_others(alice: Alice) -> None:
     python = write(alice, "python", '#!/bin/sh\n[ "$(hostname)" != n2 ] || { echo "no such disk" >&2; exit 9; }\nexec '
                    f'{__import__("sys").executable} "$@"\n')  # fmt: skip
     alice.lab.run(["chmod", "755", python], check=True)
-    env = {"MONARCH_HPC_AGENT__PYTHON": python, "MONARCH_HPC_SLURM__BOOTSTRAP_S": "60"}
+    env = {"MONARCH_HPC_AGENT__PYTHON": python, "MONARCH_HPC_SLURM__BOOTSTRAP_S": "30"}
     done = alice.run("alloc", "dev", "-N", "3", "-w", "n[1-3]", "--min-nodes", "2", "--json", env=env)
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)["allocation"]

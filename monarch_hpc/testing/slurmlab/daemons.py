@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from monarch_hpc.core.errors import LabError
@@ -71,12 +72,16 @@ class Daemons:
 
     def find(self, daemon: str, host: str) -> list[ProcessIdentity]:
         """The processes of a daemon on a host."""
-        found = []
-        for pid in self._machines.find_pids(host):
-            command = read_command(pid)
-            if command and PurePath(command[0]).name == daemon and (identity := ProcessIdentity.of(pid)):
-                found.append(identity)
-        return found
+        return self.find_on([host], daemon)[host]
+
+    def find_on(self, hosts: Sequence[str], daemon: str) -> dict[str, list[ProcessIdentity]]:
+        """The processes of a daemon on each of these hosts."""
+
+        def identities(pids: list[int]) -> list[ProcessIdentity]:
+            of_daemon = (pid for pid in pids if PurePath(*read_command(pid)[:1]).name == daemon)
+            return [identity for pid in of_daemon if (identity := ProcessIdentity.of(pid))]
+
+        return {host: identities(pids) for host, pids in self._machines.find_pids(*hosts).items()}
 
     def node_states(self) -> dict[str, str]:
         """Slurm's state of each compute host."""

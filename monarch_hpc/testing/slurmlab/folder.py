@@ -240,15 +240,18 @@ class LabFolder:
         """Remove the record of a host's holder."""
         (self.path / "holders" / f"{host}.json").unlink(missing_ok=True)
 
+    def read_holder(self, host: str) -> ProcessIdentity | None:
+        """The recorded holder of a host, which may have ended; None if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            record = read_json(self.path / "holders" / f"{host}.json")
+            if _is_counts(record):
+                return ProcessIdentity(**record)
+        return None
+
     def read_holders(self) -> dict[str, ProcessIdentity]:
-        """The recorded holder of each host; it may have ended."""
-        holders = {}
-        for file in sorted((self.path / "holders").glob("*.json")):
-            with contextlib.suppress(FileNotFoundError):
-                record = read_json(file)
-                if _is_counts(record):
-                    holders[file.stem] = ProcessIdentity(**record)
-        return holders
+        """The recorded holder of each host."""
+        names = sorted(file.stem for file in (self.path / "holders").glob("*.json"))
+        return {name: holder for name in names if (holder := self.read_holder(name))}
 
     def clear(self) -> None:
         """Empty the folder except for the marker; the caller holds the lock and has ended all processes."""

@@ -18,6 +18,7 @@ from monarch_hpc.testing.slurmlab.folder import LabFolder
 from monarch_hpc.testing.slurmlab.namespaces import (
     READY,
     enter_argv,
+    has_permanent,
     holder_argv,
     home_script,
     link_command,
@@ -140,11 +141,11 @@ class HostSet:
         for name in names:
             if name in recorded and (namespace := self._kill_holder(recorded[name])):
                 namespaces[name] = namespace
-        for name, namespace in namespaces.items():
-            living = partial(find_pids_in, namespace)
-            wait_until(
-                f"all processes of {name} to end", living, _POWER_OFF_TIMEOUT_S, accept=_is_empty, interval_s=0.005
-            )
+        living = partial(find_pids_in, namespaces.values())
+        hosts = ", ".join(namespaces)
+        wait_until(
+            f"all processes of {hosts} to end", living, _POWER_OFF_TIMEOUT_S, accept=_are_empty, interval_s=0.005
+        )
         for name in names:
             if holder := self._holders.pop(name, None):
                 holder.wait()
@@ -165,7 +166,8 @@ class HostSet:
 
     def is_up(self, name: str) -> bool:
         """Whether a host has power."""
-        return name in self.names_up()
+        holder = self._folder.read_holder(name)
+        return holder is not None and holder.is_alive()
 
     # ---- network
 
@@ -176,6 +178,11 @@ class HostSet:
     def set_neighbour(self, name: str, address: str, state: str) -> None:
         """Set whether a host reaches *address*, or a whole network: ``cut`` or ``joined``."""
         self._ip(name, f"neigh {neighbour_command(address, state)}\n")
+
+    def with_cut_neighbours(self, names: Sequence[str]) -> list[str]:
+        """Those of these hosts that do not reach some address since `set_neighbour`."""
+        tables = {name: Path(f"/proc/{self.init_pid(name)}/net/arp").read_text() for name in names}
+        return [name for name, table in tables.items() if has_permanent(table)]
 
     def unplug(self, name: str) -> None:
         """Remove a host's port from the switch, if it exists."""
@@ -211,23 +218,24 @@ class HostSet:
         Raises:
             LabError: the host has no power.
         """
-        holder = self._folder.read_holders().get(name)
+        holder = self._folder.read_holder(name)
         children = find_children(holder.pid) if holder and holder.is_alive() else []
         if not children:
             raise LabError(self._folder.path.name, f"host {name} has no power; see 'status', or boot it")
         return children[0]
 
-    def find_pids(self, name: str) -> list[int]:
-        """All processes on a host except its first one, as seen from outside."""
-        init_pid = self.init_pid(name)
-        return [pid for pid in find_pids_in(os.readlink(f"/proc/{init_pid}/ns/pid")) if pid != init_pid]
+    def find_pids(self, *names: str) -> dict[str, list[int]]:
+        """All processes on each of these hosts except its first one, as seen from outside."""
+        first = {name: self.init_pid(name) for name in names}
+        namespaces = {name: os.readlink(f"/proc/{init_pid}/ns/pid") for name, init_pid in first.items()}
+        found = find_pids_in(namespaces.values())
+        return {name: [pid for pid in found[namespace] if pid != first[name]] for name, namespace in namespaces.items()}
 
     def kill(self, names: Sequence[str], uids: Collection[int], but: str = "") -> None:
         """Kill the processes of these users on these hosts, except those of the program *but*."""
-        for name in names:
-            for pid in self.find_pids(name):
-                command = read_command(pid)
-                if read_uid(pid) in uids and PurePath(*command[:1]).name != but:
+        for pids in self.find_pids(*names).values():
+            for pid in pids:
+                if read_uid(pid) in uids and PurePath(*read_command(pid)[:1]).name != but:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
@@ -304,5 +312,5 @@ def _is_answer(line: bytes | None) -> bool:
     return line is not None
 
 
-def _is_empty(pids: list[int]) -> bool:
-    return not pids
+def _are_empty(found: dict[str, list[int]]) -> bool:
+    return not any(found.values())

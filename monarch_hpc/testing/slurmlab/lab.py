@@ -201,7 +201,7 @@ class SlurmLab:
             host: name of the host.
         """
         uid = None if user is None else self._account(user).uid
-        pids = [pid for pid in self._machines.find_pids(host) if uid is None or read_uid(pid) == uid]
+        pids = [pid for pid in self._machines.find_pids(host)[host] if uid is None or read_uid(pid) == uid]
         return [(pid, " ".join(command)) for pid in pids if (command := read_command(pid))]
 
     # ---- commands

@@ -28,12 +28,12 @@ def mend(machines: HostSet, daemons: Daemons, settings: Settings, timeout_s: flo
     cluster = settings.cluster
     others = [host for host in cluster.machines if host != LOGIN]
     machines.set_links(others, "up")
-    for host in others:
+    for host in machines.with_cut_neighbours(others):
         machines.set_neighbour(host, "0.0.0.0/0", "joined")
     if not daemons.find("slurmctld", LOGIN):
         daemons.start_slurmctld()
-    for host in cluster.hosts:
-        if not daemons.find("slurmd", host):
+    for host, found in daemons.find_on(cluster.hosts, "slurmd").items():
+        if not found:
             daemons.start("slurmd", host)
     # A step that cannot tell its srun how its tasks ended tries again for seconds.
     machines.kill(cluster.machines, settings.uids.values(), but="srun")
@@ -45,8 +45,7 @@ def mend(machines: HostSet, daemons: Daemons, settings: Settings, timeout_s: flo
 
 def _settle(machines: HostSet, daemons: Daemons, users: Iterable[str]) -> dict[str, str]:
     # Repeated: a job may be queued, or a host marked down, only after slurmctld is back.
-    for user in users:
-        machines.run_plain(LOGIN, ["scancel", f"--user={user}"])
+    machines.run_plain(LOGIN, ["sh", "-ec", "\n".join(f"scancel --user={user}" for user in users)])
     states = daemons.node_states()
     for host, state in states.items():
         if state.startswith(("down", "drain", "fail")):

@@ -18,6 +18,7 @@ from monarch_hpc.testing.slurmlab.users import Account
 __all__ = [
     "READY",
     "enter_argv",
+    "has_permanent",
     "holder_argv",
     "home_script",
     "link_command",
@@ -31,6 +32,8 @@ __all__ = [
 READY = "ready"
 # bash reads `exec 10<folder`; sh may not know descriptors of two digits.
 _FIRST_DESCRIPTOR = 10
+# A flag of the kernel's table of neighbours.
+_ATF_PERM = 0x4
 
 
 def render_init(host: str, base: Path, openings: Sequence[Opening]) -> str:
@@ -156,6 +159,11 @@ def neighbour_command(address: str, state: str) -> str:
     if state == "cut":
         return f"replace {address} lladdr 02:00:00:00:00:00 nud permanent dev eth0"
     return f"flush to {address} nud permanent dev eth0"
+
+
+def has_permanent(table: str) -> bool:
+    """Whether a table of neighbours (/proc/net/arp) has a permanent entry."""
+    return any(int(line.split()[2], 16) & _ATF_PERM for line in table.splitlines()[1:])
 
 
 def link_command(host: str, state: str) -> str:

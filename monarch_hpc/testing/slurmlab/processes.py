@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from monarch_hpc.core.dataclass import dataclass
@@ -74,16 +75,17 @@ def namespace_of_children(pid: int) -> str | None:
         return None
 
 
-def find_pids_in(namespace: str) -> list[int]:
-    """All processes in a pid namespace except zombies."""
-    found = []
+def find_pids_in(namespaces: Collection[str]) -> dict[str, list[int]]:
+    """All processes in each of these pid namespaces except zombies."""
+    found: dict[str, list[int]] = {namespace: [] for namespace in namespaces}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{entry}/ns/pid") == namespace and ProcessIdentity.of(int(entry)):
-                found.append(int(entry))
-    return sorted(found)
+            pids = found.get(os.readlink(f"/proc/{entry}/ns/pid"))
+            if pids is not None and ProcessIdentity.of(int(entry)):
+                pids.append(int(entry))
+    return {namespace: sorted(pids) for namespace, pids in found.items()}
 
 
 def read_command(pid: int) -> list[str]:

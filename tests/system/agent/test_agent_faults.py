@@ -289,27 +289,29 @@ class _Nobody:
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_dialled(
-    directory: Path, field: str | None, value: object, error: type[Exception], words: str
+    shared: Path, field: str | None, value: object, error: type[Exception], words: str
 ) -> None:
-    document = read_json(directory / "ready.json")
+    document = read_json(shared / "ready.json")
     assert isinstance(document, dict)
     if field is None:
-        write_json(directory / "ended.json", {})
+        write_json(shared / "ended.json", {})
     else:
-        write_json(directory / "ready.json", {**document, field: value})
+        write_json(shared / "ready.json", {**document, field: value})
     engine = Engine()
     with pytest.raises(error, match=words):
-        attach(directory, Role.TOOL, _Nobody(), engine)
+        attach(shared, Role.TOOL, _Nobody(), engine)
     engine.close()
+    write_json(shared / "ready.json", document)
+    (shared / "ended.json").unlink(missing_ok=True)
 
 
-def test_another_key_is_refused(directory: Path) -> None:
-    key = (directory / "key").read_bytes()
-    write_private(directory / "key", b"x" * 32)
+def test_another_key_is_refused(shared: Path) -> None:
+    key = (shared / "key").read_bytes()
+    write_private(shared / "key", b"x" * 32)
     engine = Engine()
     engine.start()
     with pytest.raises(AuthenticationError):
-        attach(directory, Role.TOOL, _Nobody(), engine)
+        attach(shared, Role.TOOL, _Nobody(), engine)
     engine.close()
-    write_private(directory / "key", key)
-    assert query_status(directory, 60.0) is not None
+    write_private(shared / "key", key)
+    assert query_status(shared, 60.0) is not None

@@ -49,18 +49,18 @@ def test_procs_start_after_thousands_of_openings(directory: Path) -> None:
         assert all(alive(pid) for pid in client.spawn_ready([0, 1], 2))
 
 
-def test_the_last_mesh_of_the_last_opening_starts_and_ends(directory: Path) -> None:
-    with Client(directory, "aaaaaaaa") as client:
+def test_the_last_mesh_of_the_last_opening_starts_and_ends(shared: Path, run: str) -> None:
+    with Client(shared, run) as client:
         mesh = client.spawn([1], 2, mesh=mesh_number(2**31 - 1, 2**32 - 1))
         pids = client.pids(mesh, 2)
-        client.send(StopProcs("aaaaaaaa", mesh, [1], 1.0))
+        client.send(StopProcs(run, mesh, [1], 1.0))
         assert {ended.mesh for ended in client.wait_all(ProcEnded, 2)} == {mesh}
         assert not any(alive(pid) for pid in pids)
 
 
 @pytest.mark.parametrize(("mesh", "problem"), [(1 << 64, "a number of 65 bits"), (-1, "mesh")])
-def test_an_order_that_makes_no_sense_is_refused_at_once(directory: Path, mesh: int, problem: str) -> None:
-    with Client(directory, "aaaaaaaa") as client:
+def test_an_order_that_makes_no_sense_is_refused_at_once(shared: Path, run: str, mesh: int, problem: str) -> None:
+    with Client(shared, run) as client:
         client.spawn([0, 1], 2, mesh=mesh, deadline_s=60.0)
         (refused,) = client.wait_all(Refused, 1)
         assert problem in refused.problem
