@@ -47,7 +47,7 @@ _PR_SET_NAME = 15
 _REPARENT_S = 10.0
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
-_QUIET_MS = 100
+_QUIET_MS = 1000
 """Time without a request after which the zygote prepares: the proc that it has just forked needs the cores itself."""
 _THREADS_SHARE = 0.2
 """Share of `procs.stop_s` for threads that are not daemons. Actors have had up to `actor.cell.end.CLEANUP_S` before;
