@@ -71,8 +71,9 @@ else:
 @functools.cache
 def _sample(frozen: bool, kw_only: bool, slots: bool) -> type:
     """Return a dataclass with one field that the standard library has made, and by which it recognizes others."""
-    sample = type("Sample", (), {"__annotations__": {"field": object}})
-    made = dataclasses.dataclass(sample, init=False, repr=False, eq=False, kw_only=kw_only, slots=slots)
+    # With a text of its own: the standard library would describe the signature.
+    sample = type("Sample", (), {"__doc__": "A sample.", "__annotations__": {"field": object}})
+    made: type = dataclasses.dataclass(sample, init=False, repr=False, eq=False, kw_only=kw_only, slots=slots)
     vars(made)["__dataclass_params__"].frozen = frozen
     return made
 
@@ -85,7 +86,8 @@ def _with_slots(cls: type[T], added: Mapping[str, object], fields: _Fields) -> t
     content["__slots__"] = tuple(name for name in fields.types if name not in taken)
     content.pop("__dict__", None)
     content.pop("__weakref__", None)
-    made = type(cls)(cls.__name__, cls.__bases__, content)
+    metaclass: Callable[..., type[T]] = type(cls)
+    made = metaclass(cls.__name__, cls.__bases__, content)
     made.__qualname__ = cls.__qualname__
     return made
 
@@ -112,8 +114,8 @@ class _Fields:
         given: what it has assigned to them: defaults, or results of `dataclasses.field`.
 
     Raises:
-        TypeError: as by the decorator of the standard library; and for `ClassVar` and `InitVar`, since it takes long
-            to recognize them.
+        TypeError, ValueError: as by the decorator of the standard library; and for `ClassVar` and `InitVar`, since it
+            takes long to recognize them.
     """
 
     def __init__(self, cls: type, sample: type) -> None:
@@ -127,6 +129,8 @@ class _Fields:
             params = vars(base).get("__dataclass_params__")
             if params is not None and params.frozen and not frozen:
                 raise TypeError("cannot inherit non-frozen dataclass from a frozen one")
+        if any(type(value).__hash__ is None for value in self.given.values()):
+            raise ValueError(f"{cls.__qualname__}: objects would share a mutable default: use default_factory")
         words = str(self.types)
         if "ClassVar" in words or "InitVar" in words or "KW_ONLY" in words:
             raise TypeError(f"{cls.__qualname__}: of ClassVar, InitVar and KW_ONLY none is supported")
@@ -143,9 +147,10 @@ class _Fields:
             fields.update(getattr(base, "__dataclass_fields__", {}))
         for name, kind in self.types.items():
             value = self.given.get(name, dataclasses.MISSING)
-            fields[name] = field = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
+            field: Any = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
             field.name, field.type = name, kind
             field._field_type = pattern._field_type  # type: ignore[attr-defined]  # by which one is recognized
+            fields[name] = field
             if field.kw_only is dataclasses.MISSING:
                 field.kw_only = pattern.kw_only
         return fields

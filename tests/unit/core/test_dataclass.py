@@ -277,3 +277,8 @@ def test_fields_are_collected_at_their_first_use() -> None:
 def test_what_is_no_field_is_refused(annotation: str) -> None:
     with pytest.raises(TypeError, match="ClassVar"):
         dataclass(type("Odd", (), {"__annotations__": {"one": annotation}, "__qualname__": "Odd"}))
+
+
+def test_a_mutable_default_is_refused() -> None:
+    with pytest.raises(ValueError, match="use default_factory"):
+        dataclass(type("Shared", (), {"__annotations__": {"one": "list[int]"}, "one": []}))
