@@ -356,4 +356,4 @@ class Agent:
             return
         self._procs.log_refusals()
         remove_segments(self._settings.allocation, self._settings.rank)
-        self._leaving(len(find(entries)))
+        self._leaving(len(find(entries)) if num_found else 0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from monarch_hpc.cli.main import main
+from monarch_hpc.core.process.imports import uncollected
 
 if __name__ == "__main__":
+    with uncollected():
+        from monarch_hpc.cli.main import main
     sys.exit(main())

@@ -19,6 +19,7 @@ import click
 from monarch_hpc.cli.output import Console, Format, plain
 from monarch_hpc.core.errors import InternalError, MonarchError
 from monarch_hpc.core.process.dumps import forbid_core_dumps
+from monarch_hpc.core.process.imports import uncollected
 from monarch_hpc.core.storage.shortage import shortage_note
 from monarch_hpc.core.version import __version__
 
@@ -99,7 +100,8 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         folder = f"{_FOLDERS[cmd_name]}." if cmd_name in _FOLDERS else ""
-        command = importlib.import_module(f"monarch_hpc.cli.{folder}{cmd_name}").command
+        with uncollected():
+            command = importlib.import_module(f"monarch_hpc.cli.{folder}{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 

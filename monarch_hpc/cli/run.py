@@ -38,6 +38,7 @@ from monarch_hpc.core.death import EXIT_CODES, DeathKind
 from monarch_hpc.core.errors import AllocationError, MonarchError, PeerLost
 from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.core.process.exit import TIMED_OUT
+from monarch_hpc.core.process.imports import uncollected
 from monarch_hpc.wire.control.runs import TAKEN_OVER
 
 if TYPE_CHECKING:
@@ -192,6 +193,8 @@ def _choose(
     name: str | None, agents: LocalAgents | None, config: Config, resources: contextlib.ExitStack, output: Console
 ) -> _Target:
     if agents is not None:
+        with uncollected():  # what the run needs next, while the agents load what they need themselves
+            from monarch_hpc.cli import owner  # noqa: F401
         agents.open(config)
         return _Target(agents.directory)
     from monarch_hpc.slurm import Allocations, find_job_here, open_inside
@@ -246,8 +249,8 @@ def _supervise(
     # The program attaches by itself, and the head accepts this process as the run's owner in either order.
     child = Child(argv, environment)
     try:
-        from monarch_hpc.cli.owner import RunOwner
-
+        with uncollected():
+            from monarch_hpc.cli.owner import RunOwner
         owner = RunOwner(target.directory, run, " ".join(argv), config, wake, on_loss)
     except MonarchError as error:
         child.end(config.run.stop_grace_s)

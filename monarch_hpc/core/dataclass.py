@@ -6,15 +6,13 @@ their methods took two fifths of the time of its imports.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import operator
-import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from reprlib import recursive_repr
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 __all__ = ["compile_next", "dataclass"]
 
@@ -37,88 +35,156 @@ else:
     ) -> type[T] | Callable[[type[T]], type[T]]:
         """Make *cls* a dataclass; the parameters are those of the standard library that this package uses.
 
-        `__init__` is compiled when it is first used; the other methods are closures over the fields.
+        `__init__` is compiled when it is first used, and the fields are collected then; the other methods are closures.
         """
 
         def make(cls: type[T]) -> type[T]:
-            own = dict(vars(cls))
-            # Without methods the standard library compiles nothing. It collects the fields, and checks them.
-            types = own.get("__annotations__", {})
-            cls.__annotations__ = {name: _SOME if _is_plain(text) else text for name, text in types.items()}
-            with _bases_not_frozen(cls) if frozen else contextlib.nullcontext():
-                cls = dataclasses.dataclass(cls, init=False, repr=False, eq=False, kw_only=kw_only, slots=slots)
-            cls.__annotations__ = types
-            for name, field in cls.__dataclass_fields__.items():
-                field.type = types.get(name, field.type)  # a field of a base has its type
-            cls.__dataclass_params__.frozen = frozen
-            fields = dataclasses.fields(cls)
-            methods: dict[str, object] = {}
+            sample = _sample(frozen, kw_only, slots)
+            fields = _Fields(cls, sample)
+            own = vars(cls)
+            added: dict[str, object] = {}
             if init:
-                methods["__init__"] = initial = _Init(cls, frozen=frozen)
-                _waiting.append(initial)
+                added["__init__"] = _Init(fields, frozen=frozen)
             if repr:
-                methods["__repr__"] = _repr(tuple(field.name for field in fields if field.repr))
+                added["__repr__"] = _repr(fields)
             if eq:
-                values = _values(tuple(field.name for field in fields if field.compare))
-                methods["__eq__"] = _eq(values)
-                if own.get("__hash__") is None:  # Python sets None beside an own __eq__
-                    methods["__hash__"] = _hash(values) if frozen else None
+                added["__eq__"] = _eq(fields)
+                added["__hash__"] = _hash(fields) if frozen else None
             if frozen:
-                methods["__setattr__"], methods["__delattr__"] = _refusals(cls, {field.name for field in fields})
+                added["__setattr__"], added["__delattr__"] = _refusals(fields)
                 if slots:  # copies and pickles would set the attributes
-                    methods["__getstate__"], methods["__setstate__"] = _state(tuple(field.name for field in fields))
-            for name, method in methods.items():
-                if own.get(name) is None:
-                    setattr(cls, name, method)
-            return cls
+                    added["__getstate__"], added["__setstate__"] = _state(fields)
+            for name in added.keys() & own.keys():
+                if own[name] is not None:  # Python sets None for `__hash__`, beside an own `__eq__`
+                    del added[name]
+            added["__dataclass_fields__"] = fields
+            added["__dataclass_params__"] = vars(sample)["__dataclass_params__"]
+            added["__match_args__"] = _MatchArgs(fields)
+            fields.cls = made = (_with_slots if slots else _with_attributes)(cls, added, fields)
+            if isinstance(initial := added.get("__init__"), _Init):
+                _waiting.append(initial)
+            return made
 
         return make if cls is None else make(cls)
 
 
-_SOME = object
-"""Stands for a field's type while the standard library collects the fields."""
+@functools.cache
+def _sample(frozen: bool, kw_only: bool, slots: bool) -> type:
+    """Return a dataclass with one field that the standard library has made, and by which it recognizes others."""
+    # With a text of its own: the standard library would describe the signature.
+    sample = type("Sample", (), {"__doc__": "A sample.", "__annotations__": {"field": object}})
+    made: type = dataclasses.dataclass(sample, init=False, repr=False, eq=False, kw_only=kw_only, slots=slots)
+    vars(made)["__dataclass_params__"].frozen = frozen
+    return made
 
 
-def _is_plain(annotation: object) -> bool:
-    """Whether an annotation is text that says nothing to the standard library, which takes long to find that out."""
-    return isinstance(annotation, str) and not any(word in annotation for word in ("ClassVar", "InitVar", "KW_ONLY"))
+def _with_slots(cls: type[T], added: Mapping[str, object], fields: _Fields) -> type[T]:
+    """Return a copy of *cls* that has *added*, and slots in place of the fields' defaults."""
+    content = {name: value for name, value in vars(cls).items() if name not in fields.types}
+    content.update(added)
+    taken = {name for base in cls.__mro__[1:-1] for name in vars(base).get("__slots__", ())}
+    content["__slots__"] = tuple(name for name in fields.types if name not in taken)
+    content.pop("__dict__", None)
+    content.pop("__weakref__", None)
+    metaclass: Callable[..., type[T]] = type(cls)
+    made = metaclass(cls.__name__, cls.__bases__, content)
+    made.__qualname__ = cls.__qualname__
+    return made
 
 
-_deriving = threading.Lock()
+def _with_attributes(cls: type[T], added: Mapping[str, object], fields: _Fields) -> type[T]:
+    """Give *cls* what is *added*, and the fields' defaults."""
+    for name, value in added.items():
+        setattr(cls, name, value)
+    for name, value in fields.given.items():
+        if isinstance(value, dataclasses.Field):
+            if value.default is dataclasses.MISSING:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, value.default)
+    return cls
 
 
-def _renew_lock() -> None:
-    global _deriving
-    _deriving = threading.Lock()
+class _Fields:
+    """The fields of a dataclass, as its `__dataclass_fields__`: collected when they are first asked for.
 
+    Attributes:
+        cls: the class.
+        types: the annotations of the fields that it adds to those of its bases.
+        given: what it has assigned to them: defaults, or results of `dataclasses.field`.
 
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-@contextlib.contextmanager
-def _bases_not_frozen(cls: type) -> Iterator[None]:
-    """Let the bases of *cls* look as if they were not frozen.
-
-    The standard library derives only frozen classes from frozen ones, and compiles two methods of each, which took
-    three quarters of the time to make our messages.
+    Raises:
+        TypeError, ValueError: as by the decorator of the standard library; and for `ClassVar` and `InitVar`, since it
+            takes long to recognize them.
     """
-    found = [getattr(base, "__dataclass_params__", None) for base in cls.__mro__[1:]]
-    with _deriving:
-        frozen = [params for params in found if params is not None and params.frozen]
-        for params in frozen:
-            params.frozen = False
-        try:
-            yield
-        finally:
-            for params in frozen:
-                params.frozen = True
+
+    def __init__(self, cls: type, sample: type) -> None:
+        own = vars(cls)
+        self.cls = cls
+        self.types: Mapping[str, Any] = own.get("__annotations__", {})
+        self.given = {name: own[name] for name in self.types if name in own}
+        self._sample = sample
+        frozen = vars(sample)["__dataclass_params__"].frozen
+        for base in cls.__mro__[1:-1]:
+            params = vars(base).get("__dataclass_params__")
+            if params is not None and params.frozen and not frozen:
+                raise TypeError("cannot inherit non-frozen dataclass from a frozen one")
+        if any(type(value).__hash__ is None for value in self.given.values()):
+            raise ValueError(f"{cls.__qualname__}: objects would share a mutable default: use default_factory")
+        words = str(self.types)
+        if "ClassVar" in words or "InitVar" in words or "KW_ONLY" in words:
+            raise TypeError(f"{cls.__qualname__}: of ClassVar, InitVar and KW_ONLY none is supported")
+
+    def __get__(self, instance: object, owner: type) -> dict[str, dataclasses.Field[object]]:
+        return self.found
+
+    @functools.cached_property
+    def found(self) -> dict[str, dataclasses.Field[object]]:
+        """All fields, including those of its bases."""
+        (pattern,) = dataclasses.fields(self._sample)
+        fields: dict[str, dataclasses.Field[object]] = {}
+        for base in self.cls.__mro__[-2:0:-1]:
+            fields.update(getattr(base, "__dataclass_fields__", {}))
+        for name, kind in self.types.items():
+            value = self.given.get(name, dataclasses.MISSING)
+            field: Any = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
+            field.name, field.type = name, kind
+            field._field_type = pattern._field_type  # type: ignore[attr-defined]  # by which one is recognized
+            fields[name] = field
+            if field.kw_only is dataclasses.MISSING:
+                field.kw_only = pattern.kw_only
+        return fields
+
+    @functools.cached_property
+    def shown(self) -> tuple[str, ...]:
+        """Names of those that `repr` shows."""
+        return tuple(field.name for field in self.found.values() if field.repr)
+
+    @functools.cached_property
+    def values(self) -> Callable[[object], object]:
+        """Returns, for an object, the values that make it equal to others."""
+        names = tuple(field.name for field in self.found.values() if field.compare)
+        if len(names) == 1:
+            (name,) = names
+            return lambda one: (getattr(one, name),)
+        return operator.attrgetter(*names) if names else lambda _one: ()
+
+
+class _MatchArgs:
+    """The `__match_args__` of a dataclass."""
+
+    def __init__(self, fields: _Fields) -> None:
+        self._fields = fields
+
+    def __get__(self, instance: object, owner: type) -> tuple[str, ...]:
+        return tuple(one.name for one in self._fields.found.values() if one.init and not one.kw_only)
 
 
 class _Init:
     """The `__init__` of a dataclass until its first use, which replaces it by a function."""
 
-    def __init__(self, cls: type, *, frozen: bool) -> None:
-        self._cls = cls
+    def __init__(self, fields: _Fields, *, frozen: bool) -> None:
+        self._fields = fields
         self._frozen = frozen
 
     def __get__(self, instance: object, owner: type) -> object:
@@ -126,14 +192,14 @@ class _Init:
 
     def compile(self) -> FunctionType:
         """Compile the function, and put it into the class."""
-        function = _init(self._cls, frozen=self._frozen)
-        setattr(self._cls, "__init__", function)  # noqa: B010 mypy rejects the assignment
+        function = _init(self._fields.cls, frozen=self._frozen)
+        setattr(self._fields.cls, "__init__", function)  # noqa: B010 mypy rejects the assignment
         return function
 
     @property
     def is_used(self) -> bool:
         """Whether it has been replaced."""
-        return vars(self._cls).get("__init__") is not self
+        return vars(self._fields.cls).get("__init__") is not self
 
 
 _waiting: list[_Init] = []
@@ -190,58 +256,63 @@ def _init(cls: type, *, frozen: bool) -> FunctionType:
     return made
 
 
-def _values(names: tuple[str, ...]) -> Callable[[object], object]:
-    if len(names) == 1:
-        (name,) = names
-        return lambda one: (getattr(one, name),)
-    return operator.attrgetter(*names) if names else lambda _one: ()
-
-
-def _repr(names: tuple[str, ...]) -> Callable[[object], str]:
+def _repr(fields: _Fields) -> Callable[[object], str]:
     @recursive_repr()
     def shown(self: object) -> str:
-        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields.shown)
         return f"{type(self).__qualname__}({inner})"
 
     return shown
 
 
-def _eq(values: Callable[[object], object]) -> Callable[[object, object], object]:
+def _eq(fields: _Fields) -> Callable[[object, object], object]:
+    values: Callable[[object], object] | None = None  # kept here: to ask for it each time costs a sixth more
+
     def equal(self: object, other: object) -> object:
+        nonlocal values
+        if values is None:
+            values = fields.values
         return values(self) == values(other) if type(other) is type(self) else NotImplemented
 
     return equal
 
 
-def _hash(values: Callable[[object], object]) -> Callable[[object], int]:
+def _hash(fields: _Fields) -> Callable[[object], int]:
+    values: Callable[[object], object] | None = None  # likewise
+
     def hashed(self: object) -> int:
+        nonlocal values
+        if values is None:
+            values = fields.values
         return hash(values(self))
 
     return hashed
 
 
 def _refusals(
-    cls: type, names: set[str]
+    fields: _Fields,
 ) -> tuple[Callable[[object, str, object], None], Callable[[object, str], None]]:
     def refuse_set(self: object, name: str, value: object) -> None:
-        if type(self) is cls or name in names:
+        if type(self) is fields.cls or name in fields.found:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
         object.__setattr__(self, name, value)
 
     def refuse_delete(self: object, name: str) -> None:
-        if type(self) is cls or name in names:
+        if type(self) is fields.cls or name in fields.found:
             raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
         object.__delattr__(self, name)
 
     return refuse_set, refuse_delete
 
 
-def _state(names: tuple[str, ...]) -> tuple[Callable[[object], list[object]], Callable[[object, list[object]], None]]:
+def _state(
+    fields: _Fields,
+) -> tuple[Callable[[object], list[object]], Callable[[object, list[object]], None]]:
     def state_of(self: object) -> list[object]:
-        return [getattr(self, name) for name in names]
+        return [getattr(self, name) for name in fields.found]
 
     def restore(self: object, state: list[object]) -> None:
-        for name, value in zip(names, state, strict=False):
+        for name, value in zip(fields.found, state, strict=False):
             object.__setattr__(self, name, value)
 
     return state_of, restore

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from monarch_hpc.core.arguments import check_text
+from monarch_hpc.core.process.imports import uncollected
 
 if TYPE_CHECKING:
     from monarch_hpc.mesh.host import HostMesh
@@ -110,11 +112,14 @@ def this_proc() -> ProcMesh:
     return proc_of(current_runtime())
 
 
-def _expecting(name: str | None = None) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _expecting(name: str | None = None) -> Iterator[None]:
     """For the first use of hosts in a program: see `expect_embedded`."""
     runtime = sys.modules.get("monarch_hpc.actor.runtime.runtime")
     if name is not None or (runtime is not None and runtime.Runtime.current is not None):
-        return contextlib.nullcontext()
+        yield
+        return
     from monarch_hpc.attach.local_agents import expect_embedded  # procs never need it
 
-    return expect_embedded()
+    with expect_embedded(), uncollected():
+        yield

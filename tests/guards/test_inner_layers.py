@@ -43,6 +43,7 @@ INNER = {
     ),
     "agent": (
         {"__main__"},
+        {"process"},
         {"service"},
         {"succession.search"},
         {"head_office", "succession", "termination"},

@@ -56,6 +56,7 @@ ENVIRON_DOORS = {
     # Its program inherits it, with the variables that name the run.
     "cli.runs.takeover",
     "agent.__main__",
+    "agent.process",
     "attach.embedded",
     "attach.local_agents",
     # srun inherits it, without variables that would change srun.

@@ -162,3 +162,14 @@ for folder in {FOLDERS!r}:
         [sys.executable, "-P", "-c", code], cwd=cwd, check=True, capture_output=True, text=True, timeout=60
     )
     return set(done.stdout.splitlines())
+
+
+def test_an_editable_install_loads_nothing_at_the_start_of_python() -> None:
+    """As the last entry of `sys.path`, the checkout hides no other module."""
+    code = "import sys; print(*(name for name in sys.modules if 'editable' in name)); print(*sys.path, sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd="/", check=True, capture_output=True, text=True, timeout=60
+    )
+    loaded, *path = done.stdout.splitlines()
+    assert loaded == "", "install again: make .venv/installed-dev"
+    assert str(ROOT) not in path[:-1]

@@ -19,7 +19,7 @@ from monarch_hpc.telemetry.sql.context import RowSet, columns_needed, combine, f
 from monarch_hpc.telemetry.sql.plan import QueryPlan  # noqa: E402
 from monarch_hpc.telemetry.sql.planning import Planner  # noqa: E402
 from monarch_hpc.telemetry.sql.results import pack, unpack  # noqa: E402
-from monarch_hpc.wire.tables.pieces import SQL_TABLES  # noqa: E402
+from monarch_hpc.wire.tables.pieces import sql_tables  # noqa: E402
 
 NUM_QUERIES = int(os.environ.get("NUM_QUERIES", "200"))
 """More of them search longer."""
@@ -39,7 +39,7 @@ def planner() -> Planner:
 def make_rows(chance: random.Random, host: int, num: int, table: str = "handled") -> Any:
     """RowSet of a table of one host; with NULLs, which no process writes, but a later column may have."""
     values: dict[str, list[object]] = {}
-    for one in schema_of(SQL_TABLES[table]):
+    for one in schema_of(sql_tables()[table]):
         if one.name == "host":
             column: list[object] = [f"n{host}"] * num
         elif one.name == "incarnation":
@@ -57,7 +57,7 @@ def make_rows(chance: random.Random, host: int, num: int, table: str = "handled"
         if one.name in ("bytes", "ran_us", "error", "rank"):
             column = [None if chance.random() < 0.2 else value for value in column]
         values[one.name] = column
-    return pa.table(values, schema=schema_of(SQL_TABLES[table]))
+    return pa.table(values, schema=schema_of(sql_tables()[table]))
 
 
 def make_query(chance: random.Random) -> tuple[str, int | None, int]:
@@ -231,6 +231,6 @@ def test_hosts_make_the_columns_that_their_texts_name(planner: Planner) -> None:
     keys = {"run", "mesh", "rank", "host", "pid", "t", "record"}
     assert needed("SELECT endpoint, count(*), avg(ran_us) FROM handled GROUP BY 1") == keys | {"endpoint", "ran_us"}
     assert needed("SELECT call FROM handled WHERE bytes > 3 AND error LIKE 'a%'") == keys | {"call", "bytes", "error"}
-    everything = {column.name for column in SQL_TABLES["handled"].columns}
+    everything = {column.name for column in sql_tables()["handled"].columns}
     assert needed("SELECT bytes * 2 FROM handled") == everything
-    assert len(needed("SELECT host FROM host_samples")) == len(SQL_TABLES["host_samples"].columns)
+    assert len(needed("SELECT host FROM host_samples")) == len(sql_tables()["host_samples"].columns)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from monarch_hpc.agent.children.sweep import cookies, has_entries, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.machine.procfs import PROC, each_pid, read_environ
+from monarch_hpc.core.machine.procfs import PROC, each_pid, read_command, read_environ
 
 __all__ = ["end_agents", "end_predecessor", "is_agent_of"]
 
@@ -48,7 +48,9 @@ def end_agents(allocation: str, uuid: str, patience_s: float, rank: int | None =
     try:
         for pid in _others():
             with contextlib.suppress(OSError):  # it has ended, or is another user's
-                # pidfd first: the process that is looked at and the one that is killed are then the same.
+                if not is_agent_of(_words(pid), uuid, rank):
+                    continue  # as most of a machine's processes
+                # Before another look: the process that is looked at and the one that is killed are then the same.
                 pidfd = os.pidfd_open(pid)
                 try:
                     if _is_agent(pid, allocation, uuid, rank):
@@ -66,10 +68,13 @@ def end_agents(allocation: str, uuid: str, patience_s: float, rank: int | None =
 
 
 def _is_agent(pid: int, allocation: str, uuid: str, rank: int | None) -> bool:
-    words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-    if not is_agent_of(words, uuid, rank):
+    if not is_agent_of(_words(pid), uuid, rank):
         return False
     return not has_entries(read_environ(pid) or b"", cookies(allocation))  # else it is a zygote, or forked from one
+
+
+def _words(pid: int) -> list[str]:
+    return read_command(pid).decode(errors="replace").rstrip("\0").split("\0")
 
 
 def _wait_ended(pidfds: Sequence[int], deadline: Deadline) -> None:
@@ -94,5 +99,5 @@ def _others() -> Iterator[int]:
     own, uid = os.getpid(), os.geteuid()
     for pid in each_pid():
         with contextlib.suppress(OSError):
-            if pid != own and os.stat(PROC / str(pid)).st_uid == uid:
+            if pid != own and os.stat(f"{PROC}/{pid}").st_uid == uid:
                 yield pid

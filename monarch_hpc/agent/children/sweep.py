@@ -32,6 +32,8 @@ def cookies(allocation: str, host: int | None = None, run: str | None = None) ->
 
 def has_entries(environ: bytes, entries: Collection[bytes]) -> bool:
     """Tell whether ``/proc/PID/environ`` holds all of *entries*."""
+    if not all(entry in environ for entry in entries):
+        return False
     present = set(environ.split(b"\0"))
     return all(entry in present for entry in entries)
 
@@ -97,7 +99,7 @@ def _others() -> Iterator[int]:
         if pid not in spared:
             with contextlib.suppress(OSError):  # the process has just ended
                 # Root's procs may have become another user's, and a change of user clears PR_SET_PDEATHSIG.
-                if own_uid == 0 or os.stat(PROC / str(pid)).st_uid == own_uid:
+                if own_uid == 0 or os.stat(f"{PROC}/{pid}").st_uid == own_uid:
                     yield pid
 
 
@@ -116,8 +118,11 @@ def _is_live_child(pid: int, parent: int) -> bool:
 
 def _kill(pid: int, entries: Collection[bytes], spared: Set[bytes] = frozenset()) -> bool:
     """Kill a process that holds all of *entries* and none of *spared*; tell whether it must be looked at again."""
+    first = read_environ(pid)
+    if first is not None and not has_entries(first, entries):
+        return False  # as most of a machine's processes
     try:
-        # pidfd first: the environment that is read and the process that is killed are then of the same process.
+        # Before another look: the environment that is read and the process that is killed are then of the same process.
         pidfd = os.pidfd_open(pid)
     except OSError:
         return False

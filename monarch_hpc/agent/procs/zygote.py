@@ -24,7 +24,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from monarch_hpc.agent.children.environment import proc_environment
 from monarch_hpc.agent.children.sweep import cookies, sweep
@@ -35,6 +35,7 @@ from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.dataclass import compile_next
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.core.process.dumps import allow_core_dumps, forbid_core_dumps
+from monarch_hpc.core.process.imports import uncollected
 from monarch_hpc.core.process.parent import continue_at_parents_death
 from monarch_hpc.wire.start import MESH_COOKIE, NO_MESH, NO_RUN, RUN_COOKIE, ProcOrder, ProcStart, parse_order
 
@@ -47,7 +48,7 @@ _PR_SET_NAME = 15
 _REPARENT_S = 10.0
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
-_QUIET_MS = 100
+_QUIET_MS = 1000
 """Time without a request after which the zygote prepares: the proc that it has just forked needs the cores itself."""
 _THREADS_SHARE = 0.2
 """Share of `procs.stop_s` for threads that are not daemons. Actors have had up to `actor.cell.end.CLEANUP_S` before;
@@ -67,7 +68,7 @@ def serve(sock: socket.socket, likely_entry: str = "") -> int:
     _libc().prctl(_PR_SET_NAME, b"monarch-zygote", 0, 0, 0)
     continue_at_parents_death()
     forbid_core_dumps()  # the procs' keys pass through this process
-    with contextlib.suppress(Exception):  # it fails again below, where it is reported
+    with contextlib.suppress(Exception), uncollected():  # it fails again below, where it is reported
         if likely_entry:
             resolve(likely_entry)
     with sock:
@@ -80,8 +81,8 @@ def serve(sock: socket.socket, likely_entry: str = "") -> int:
             sock.sendall(render({"mismatch": f"is {found}; the program and its hosts are {wanted}"}))
             return 1
         try:
-            entry = resolve(settings["entry"])
-            with _uncollected():
+            with uncollected():
+                entry = resolve(settings["entry"])
                 for module in settings["preload"]:
                     importlib.import_module(module)
         except BaseException:  # noqa: BLE001
@@ -100,21 +101,6 @@ def serve(sock: socket.socket, likely_entry: str = "") -> int:
     sweep(cookies(settings["allocation"], settings["host"]), _SWEEP_S)
     remove_segments(settings["allocation"], settings["host"])
     return 0
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No automatic garbage collections, which find little in what imports build: a quarter of the time for torch.
-
-    Modules that turn collections off, or set thresholds, keep what they chose.
-    """
-    thresholds = gc.get_threshold()
-    gc.set_threshold(0, *thresholds[1:])  # collections stay enabled: a module may ask
-    try:
-        yield
-    finally:
-        if gc.get_threshold() == (0, *thresholds[1:]):
-            gc.set_threshold(*thresholds)
 
 
 def _receive(sock: socket.socket, later: list[str]) -> tuple[bytes, list[int]] | None:

@@ -24,7 +24,7 @@ from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows
 from monarch_hpc.telemetry.sql.plan import QueryPlan
 from monarch_hpc.wire.control.questions import Rows
 from monarch_hpc.wire.tables.overview import OVERVIEW
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, HostQuestion, parse_part
+from monarch_hpc.wire.tables.pieces import HostQuestion, parse_part, sql_tables
 
 __all__ = ["Collected", "QueryResult", "SqlQuestion", "open_question", "query_allocations"]
 
@@ -179,7 +179,7 @@ class SqlQuestion:
         for head in self.heads:
             is_whole &= not pieces or _ask_hosts(head, timeout_s, found)
             for name in (name for name in names if name not in OVERVIEW):
-                where = {"t": [">=", found.since_s]} if found.since_s and SQL_TABLES[name].history else {}
+                where = {"t": [">=", found.since_s]} if found.since_s and sql_tables()[name].history else {}
                 answer = query_portions(head, name, timeout_s, where)
                 if answer is None:
                     _add(found.missing, [f"the head of {name_of(head.directory)}"])
@@ -230,7 +230,7 @@ def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:
         for name, text in part.rows.items():
             rows = json.loads(text)
             found.rows[name] += rows
-            place = [column.name for column in SQL_TABLES[name].columns].index("host")
+            place = [column.name for column in sql_tables()[name].columns].index("host")
             hosts.update(row[place] for row in rows)
         for first, last in part.ranks:
             ranks.update(range(first, last))

@@ -19,7 +19,7 @@ from monarch_hpc.core.storage.files import write_private
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.sql.given import TakenQuestion
 from monarch_hpc.telemetry.sql.plan import MAX_ROWS
-from monarch_hpc.wire.tables.pieces import SQL_TABLES
+from monarch_hpc.wire.tables.pieces import sql_tables
 
 __all__ = ["command"]
 
@@ -156,7 +156,7 @@ def _show_list() -> int:
             _kind(column.name, column.kind),
             column.meaning.replace("`", ""),
         ]
-        for table in SQL_TABLES.values()
+        for table in sql_tables().values()
         for place, column in enumerate(table.columns)
     ]
     tables = {
@@ -166,10 +166,10 @@ def _show_list() -> int:
                 {"name": one.name, "type": _kind(one.name, one.kind), "meaning": one.meaning} for one in table.columns
             ],
         }
-        for table in SQL_TABLES.values()
+        for table in sql_tables().values()
     }
     document = {"questions": shipped_questions(), "tables": tables}
-    quiet = [*shipped_questions(), *SQL_TABLES]
+    quiet = [*shipped_questions(), *sql_tables()]
     current_output().show(document, TextTable(["NAME", "COLUMN", "TYPE", "MEANING"], rows), quiet)
     return 0
 

@@ -14,6 +14,7 @@ __all__ = [
     "own_umask",
     "parse_stat",
     "read_boot_id",
+    "read_command",
     "read_cpu_s",
     "read_environ",
     "read_resident_bytes",
@@ -23,6 +24,7 @@ __all__ = [
 PROC = Path("/proc")
 # The kernel's own limit is a quarter of the stack's, which is 8 MiB nearly everywhere.
 _MAX_ENVIRON_BYTES = 1 << 23
+_USUAL_BYTES = 1 << 16
 # Each listing is shorter by far than the one before, but on a host where processes begin faster than they are seen.
 _MAX_LISTINGS = 8
 
@@ -134,7 +136,7 @@ def read_stat(pid: int | Literal["self"], proc: Path = PROC) -> ProcessStat | No
         proc: where /proc is.
     """
     try:
-        return parse_stat((proc / str(pid) / "stat").read_bytes())
+        return parse_stat(_read(f"{proc}/{pid}/stat"))
     except OSError:
         return None
 
@@ -147,10 +149,8 @@ def read_environ(pid: int, proc: Path = PROC) -> bytes | None:
         knows its new environment: look again.
     """
     try:
-        with open(proc / str(pid) / "environ", "rb", buffering=0) as file:
-            # In one read: a second one would find nothing more if the process has begun an exec.
-            if found := file.read(_MAX_ENVIRON_BYTES):
-                return found
+        if found := _read(f"{proc}/{pid}/environ"):
+            return found
     except OSError:
         return b""
     stat = read_stat(pid, proc)
@@ -162,6 +162,22 @@ def read_environ(pid: int, proc: Path = PROC) -> bytes | None:
     own = read_stat("self")
     # A kernel that shows no addresses at all, such as gVisor's, says nothing of an exec.
     return b"" if own is not None and not own.code_address else None
+
+
+def read_command(pid: int, proc: Path = PROC) -> bytes:
+    """Read the NUL-terminated words of a process's command line; raises `OSError` if it has ended."""
+    return _read(f"{proc}/{pid}/cmdline")
+
+
+def _read(path: str) -> bytes:
+    """The contents of a file of a process; by system calls alone, since some callers look at all processes."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.read(fd, _USUAL_BYTES)
+        # In one read: a second one would find nothing more of the environment if the process has begun an exec.
+        return found if len(found) < _USUAL_BYTES else os.pread(fd, _MAX_ENVIRON_BYTES, 0)
+    finally:
+        os.close(fd)
 
 
 def read_cpu_s(pid: int, proc: Path = PROC) -> float:

@@ -16,7 +16,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.kept.arrow import least_time, schema_of, table_of_rows
 from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns, find_kept
 from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan, tables_of
-from monarch_hpc.wire.tables.pieces import RECORD_TABLES, SQL_TABLES, QueryPiece
+from monarch_hpc.wire.tables.pieces import RECORD_TABLES, QueryPiece, sql_tables
 from monarch_hpc.wire.tables.schema import Table
 
 __all__ = [
@@ -137,7 +137,7 @@ def columns_needed(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
         is_open = "*" in re.sub(r"count\(\*\)", "", piece.host, flags=re.IGNORECASE)  # a star stands for all of them
         words = {word.lower() for word in re.findall(r"\w+", piece.host)}
         for table in piece.tables:
-            known = {column.name for column in SQL_TABLES[table].columns}
+            known = {column.name for column in sql_tables()[table].columns}
             # By all columns of others than records, live rows are told from kept ones.
             named = known if is_open or table not in RECORD_TABLES else known.intersection(words)
             found.setdefault(table, known.intersection((*_KEYS, "host", "t"))).update(named)
@@ -160,7 +160,7 @@ def context_of(
     asked = [name for name in names if name not in pulled]
     kept = _read_kept(context, rows, asked, unreadable, columns) if rows.kept else {}
     for name in names:
-        table, live = SQL_TABLES[name], rows.live.get(name)
+        table, live = sql_tables()[name], rows.live.get(name)
         chosen = [one.name for one in table.columns if one.name in columns.get(name, (one.name,))]
         live = (table_of_rows(table, []) if live is None else live).select(chosen)
         if table.history and rows.since_s and len(live):
@@ -187,7 +187,7 @@ def _read_kept(
     if rows.since_s:
         least = datafusion.lit(least_time(rows.since_s))
         for name in names:
-            if SQL_TABLES[name].history:
+            if sql_tables()[name].history:
                 found[name] = [frame.filter(datafusion.col("t") >= least) for frame in found[name]]
     return found
 
@@ -255,7 +255,7 @@ def finish(
         live = {**rows.live}
         for piece, some in zip(plan.pieces, results, strict=True):
             (table,) = piece.tables
-            live[table] = _widened(SQL_TABLES[table], _concat(some))
+            live[table] = _widened(sql_tables()[table], _concat(some))
         pulled = [table for piece in plan.pieces for table in piece.tables]
         context = context_of(replace(rows, live=live), tables_of(plan.final), unreadable, pulled)
         return _rows(run(context, plan.final), max_bytes)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sqlglot import exp
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.wire.tables.pieces import ON_HOSTS, SQL_TABLES
+from monarch_hpc.wire.tables.pieces import ON_HOSTS, sql_tables
 
 __all__ = ["HOME", "QuestionSource", "read_source"]
 
@@ -70,7 +70,7 @@ def read_source(root: exp.Select) -> QuestionSource | None:
                 return None
         before.add(name)
     tables = [*dict.fromkeys(known.values())]
-    columns = frozenset(column.name for table in tables for column in SQL_TABLES[table].columns)
+    columns = frozenset(column.name for table in tables for column in sql_tables()[table].columns)
     return QuestionSource(tables, columns, [first, *joins], conditions, is_inner)
 
 
@@ -100,7 +100,7 @@ def _is_at_home(
             continue
         (left, column), (right, _) = sides
         have = all(
-            any(item.name == column for item in SQL_TABLES[known[side]].columns)
+            any(item.name == column for item in sql_tables()[known[side]].columns)
             for side in (left, right)
             if side in known
         )

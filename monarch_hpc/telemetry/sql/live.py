@@ -16,7 +16,7 @@ from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns, process_of
 from monarch_hpc.telemetry.reading import memory_of, read_header
 from monarch_hpc.telemetry.scribe.drain import Drain
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
-from monarch_hpc.wire.tables.pieces import SQL_TABLES
+from monarch_hpc.wire.tables.pieces import sql_tables
 from monarch_hpc.wire.tables.procs import RunProcess
 
 __all__ = ["live_rows"]
@@ -50,12 +50,12 @@ def live_rows(
     found: dict[str, list[Any]] = {name: [] for name in names}
     for name in names:
         if name not in COLUMNS:
-            found[name].append(_chosen(table_of_rows(SQL_TABLES[name], rows.get(name, [])), name, columns))
+            found[name].append(_chosen(table_of_rows(sql_tables()[name], rows.get(name, [])), name, columns))
     asked = [name for name in names if name in COLUMNS]
     num_lost = 0
     for place, fd in procs if asked else ():
         num_lost += _read(asked, place, fd, host, correction, columns, found)
-    empty = {name: _chosen(schema_of(SQL_TABLES[name]).empty_table(), name, columns) for name in names}
+    empty = {name: _chosen(schema_of(sql_tables()[name]).empty_table(), name, columns) for name in names}
     return {name: pa.concat_tables([empty[name], *some]) for name, some in found.items()}, num_lost
 
 
@@ -84,7 +84,7 @@ def _read(
             if name in names and records:
                 found[name].append(columns_of(name, known, records, columns.get(name)))
     for name in names:
-        table = SQL_TABLES[name]
+        table = sql_tables()[name]
         began = read_open(name, memory, process, correction)
         rows = [[getattr(row, one.name) for one in table.columns] for row in began]
         found[name].append(_chosen(table_of_rows(table, rows), name, columns))

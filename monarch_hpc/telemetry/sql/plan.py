@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, QueryPiece
+from monarch_hpc.wire.tables.pieces import QueryPiece, sql_tables
 
 __all__ = ["MAX_ROWS", "PARTIAL", "QueryPlan", "tables_of"]
 
@@ -38,4 +38,4 @@ class QueryPlan:
 def tables_of(sql: str) -> list[str]:
     """Return the tables that a question may be about."""
     words = {word.lower() for word in _NAMES.findall(sql)}
-    return [name for name in SQL_TABLES if name in words]
+    return [name for name in sql_tables() if name in words]

@@ -9,7 +9,7 @@ from monarch_hpc.telemetry.sql.given import TakenQuestion
 from monarch_hpc.telemetry.sql.plan import QueryPlan, tables_of
 from monarch_hpc.telemetry.sql.pull import pull
 from monarch_hpc.telemetry.sql.split import split
-from monarch_hpc.wire.tables.pieces import SQL_TABLES
+from monarch_hpc.wire.tables.pieces import sql_tables
 
 __all__ = ["Planner"]
 
@@ -21,7 +21,7 @@ class Planner:
     """Plans questions. What it makes at first serves all processes that are forked later."""
 
     def __init__(self) -> None:
-        self._context = context_of(RowSet(), SQL_TABLES.keys(), [])
+        self._context = context_of(RowSet(), sql_tables().keys(), [])
         prepare(_NUM_CONTEXTS)
         split("SELECT host, count(*) FROM handled GROUP BY 1 ORDER BY 1", ["host", "count(*)"])  # fills its caches
 

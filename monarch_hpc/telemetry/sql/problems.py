@@ -7,7 +7,7 @@ import re
 
 from monarch_hpc.telemetry.sql.context import AnswerTooLong
 from monarch_hpc.telemetry.sql.plan import tables_of
-from monarch_hpc.wire.tables.pieces import SQL_TABLES
+from monarch_hpc.wire.tables.pieces import sql_tables
 
 __all__ = ["explain"]
 
@@ -29,9 +29,9 @@ def explain(error: Exception, sql: str) -> str:
     if isinstance(error, MemoryError) or "Resources exhausted" in text or "Failed to allocate" in text:
         return "the query takes more memory than its engine has (1 GiB): ask for fewer rows, or group them by less"
     if (table := _MISSING_TABLE.search(text)) is not None:
-        return f"there is no table {table[1]!r}{_at(sql, table[1])}: {_nearest(table[1], [*SQL_TABLES])}"
+        return f"there is no table {table[1]!r}{_at(sql, table[1])}: {_nearest(table[1], [*sql_tables()])}"
     if (column := _MISSING_COLUMN.search(text)) is not None:
-        known = {one.name for name in tables_of(sql) for one in SQL_TABLES[name].columns}
+        known = {one.name for name in tables_of(sql) for one in sql_tables()[name].columns}
         return f"there is no column {column[1]!r}{_at(sql, column[1])}: {_nearest(column[1], sorted(known))}"
     if (function := _MISSING_FUNCTION.search(text)) is not None:
         near = f": did you mean {function[2]}?" if function[2] else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.sql.plan import MAX_ROWS, QueryPlan
-from monarch_hpc.wire.tables.pieces import ON_HOSTS, SQL_TABLES, QueryPiece
+from monarch_hpc.wire.tables.pieces import ON_HOSTS, QueryPiece, sql_tables
 
 __all__ = ["pull"]
 
@@ -47,8 +47,8 @@ def pull(sql: str, tables: Sequence[str], plan: Any, unparse: Callable[[Any], st
             pieces.append(QueryPiece([table], _latest(table, f"SELECT * FROM {table}")))
             continue
         named = {name for scan in own for name in scan.columns}
-        columns = [one.name for one in SQL_TABLES[table].columns if one.name in named]
-        columns = columns or [SQL_TABLES[table].columns[0].name]
+        columns = [one.name for one in sql_tables()[table].columns if one.name in named]
+        columns = columns or [sql_tables()[table].columns[0].name]
         where = " OR ".join(dict.fromkeys(f"({scan.where})" for scan in own))
         chosen = f" WHERE {where}" if all(scan.where for scan in own) else ""
         pieces.append(QueryPiece([table], _latest(table, f"SELECT {', '.join(columns)} FROM {table}{chosen}")))
@@ -57,7 +57,7 @@ def pull(sql: str, tables: Sequence[str], plan: Any, unparse: Callable[[Any], st
 
 def _latest(table: str, text: str) -> str:
     """With the latest rows first, and no more than may be sent: one more shows that there were more."""
-    order = " ORDER BY t DESC" if SQL_TABLES[table].history else ""
+    order = " ORDER BY t DESC" if sql_tables()[table].history else ""
     return f"{text}{order} LIMIT {MAX_ROWS + 1}"
 
 

@@ -26,13 +26,13 @@ from monarch_hpc.telemetry.sql.results import fit, unpack, write_stream
 from monarch_hpc.wire.control.questions import AskSql, SqlAnswer
 from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, MergeParts
 from monarch_hpc.wire.tables.pieces import (
-    SQL_TABLES,
     AnswerPart,
     HostQuestion,
     name_cut,
     parse_part,
     parse_question,
     spans_of,
+    sql_tables,
 )
 
 __all__ = ["answer_part", "answer_question", "finish_question", "merge_parts"]
@@ -45,7 +45,7 @@ def answer_part(asked: AskEngine, begin: BeginLeaf, procs: list[tuple[ProcPlace,
         procs: its processes, with the descriptor of their records.
     """
     question = parse_question(asked.pieces)
-    rows = {name: json.loads(text) for name, text in asked.rows.items() if name in SQL_TABLES}
+    rows = {name: json.loads(text) for name, text in asked.rows.items() if name in sql_tables()}
     correction = Correction(asked.offset_ns, asked.error_us)
     columns = columns_needed(question.pieces)
     live, num_lost = live_rows(question.tables, rows, procs, begin.host, correction, columns)
@@ -89,7 +89,7 @@ def finish_question(asked: AskSql) -> FinishedAnswer:
     """Run the last text of a question."""
     given = parse(GivenRows, asked.given)
     unreadable: list[str] = []
-    live = {name: table_of_rows(SQL_TABLES[name], _lists(rows)) for name, rows in given.rows.items()}
+    live = {name: table_of_rows(sql_tables()[name], _lists(rows)) for name, rows in given.rows.items()}
     kept = []
     for directory in given.kept:
         hosts = {int(rank): name for rank, name in given.known.get(directory, {}).items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -163,4 +162,6 @@ def _draw(boxes: list[str], root: _Frame, frame: _Frame, left: float, depth: int
 
 def _text(text: str) -> str:
     """The text in markup: no element, no control character."""
+    import html  # with all its entities; each agent loads this module, and few draw
+
     return html.escape("".join(char if char.isprintable() else ascii(char)[1:-1] for char in text))

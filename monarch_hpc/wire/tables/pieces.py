@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field
@@ -19,7 +20,6 @@ from monarch_hpc.wire.tables.schema import Table
 __all__ = [
     "ON_HOSTS",
     "RECORD_TABLES",
-    "SQL_TABLES",
     "AnswerPart",
     "HostQuestion",
     "QueryPiece",
@@ -27,22 +27,24 @@ __all__ = [
     "parse_part",
     "parse_question",
     "spans_of",
+    "sql_tables",
 ]
 
 _T = TypeVar("_T")
 
 _SCALARS = (bool, int, float, str)
 
-SQL_TABLES: Mapping[str, Table[Any]] = {
-    name: table for name, table in TABLES.items() if all(column.kind in _SCALARS for column in table.columns)
-}
-"""The tables that questions can be about: those whose columns are plain values."""
-
 RECORD_TABLES = frozenset(table.name for table in (HANDLED, METRICS, SENDS, SPANS, TRANSFERS))
 """Tables of the records that processes write."""
 
 ON_HOSTS = RECORD_TABLES | SAMPLES.keys()
 """Tables whose rows stay on their host, where the text for hosts is run; rows of others are few, and are collected."""
+
+
+@functools.cache  # each process loads this module, and few ask
+def sql_tables() -> Mapping[str, Table[Any]]:
+    """Return the tables that questions can be about: those whose columns are plain values."""
+    return {name: table for name, table in TABLES.items() if all(one.kind in _SCALARS for one in table.columns)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Rows travel as text, which only the asking process reads: agents that combine an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import typing
@@ -63,8 +64,12 @@ class Table(Generic[R]):
         self.history = history
         self._row = row
         self._odd = odd
-        hints = typing.get_type_hints(row, include_extras=True)
-        self.columns = tuple(Column(name, *typing.get_args(hint)) for name, hint in hints.items())
+
+    @functools.cached_property  # each process defines all tables, and reads or answers few
+    def columns(self) -> tuple[Column, ...]:
+        """Its columns."""
+        hints = typing.get_type_hints(self._row, include_extras=True)
+        return tuple(Column(name, *typing.get_args(hint)) for name, hint in hints.items())
 
     def problem_of(self, where: Mapping[str, object]) -> str:
         """Return why rows cannot be chosen by *where*, see `render`; empty if they can."""

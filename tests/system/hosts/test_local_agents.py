@@ -112,7 +112,7 @@ def test_an_agent_that_does_not_start_waits_for_no_zygote(tmp_path: Path) -> Non
     program = (
         "import os, signal, sys\n"
         "os.setsid = lambda: (signal.alarm(240), signal.pause())\n"
-        "from monarch_hpc.agent.__main__ import main\n"
+        "from monarch_hpc.agent.process import main\n"
         "sys.exit(main(sys.argv[1:], dict(os.environ)))\n"
     )
     folder, held = make_scratch(tmp_path)

@@ -38,7 +38,7 @@ from monarch_hpc.telemetry.scribe.rate import halvings
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.control.scribe import KeepRecords
 from monarch_hpc.wire.tables.catalog import TABLES
-from monarch_hpc.wire.tables.pieces import SQL_TABLES
+from monarch_hpc.wire.tables.pieces import sql_tables
 from monarch_hpc.wire.tables.procs import RunProcess
 from tests.child import child
 from tests.system.support.controlling import controlled, settle
@@ -341,7 +341,7 @@ def planner() -> Any:
 def test_groups_and_rows_are_those_of_parts_and_tables_alike(written: Written, planner: Any) -> None:
     from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, finish, results_of
 
-    everything = [column.name for column in SQL_TABLES["handled"].columns]
+    everything = [column.name for column in sql_tables()["handled"].columns]
     questions = [
         "SELECT endpoint, count(*), max(call) FROM handled GROUP BY endpoint",
         "SELECT call, endpoint, status FROM handled ORDER BY call",

@@ -250,3 +250,35 @@ def test_a_first_use_at_exit_does_not_change_the_exit_code() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=False)
     assert done.returncode == -signal.SIGINT
+
+
+def test_fields_are_collected_at_their_first_use() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Late(_Point):
+        """Made in this test."""
+
+        z: list[int] = field(default_factory=list)
+
+    @dataclass
+    class Plain:
+        """Has attributes where others have slots."""
+
+        one: int = field(default=1)
+        many: list[int] = field(default_factory=list)
+
+    assert "found" not in vars(vars(Late)["__dataclass_fields__"])
+    assert [one.name for one in dataclasses.fields(Late)] == ["x", "y", "tags", "secret", "z"]
+    assert vars(Late)["__slots__"] == ("z",)
+    assert Late(1, z=[2]).z == [2]
+    assert (Plain.one, Plain().many, hasattr(Plain, "many")) == (1, [], False)
+
+
+@pytest.mark.parametrize("annotation", ["ClassVar[int]", "dataclasses.InitVar[int]"])
+def test_what_is_no_field_is_refused(annotation: str) -> None:
+    with pytest.raises(TypeError, match="ClassVar"):
+        dataclass(type("Odd", (), {"__annotations__": {"one": annotation}, "__qualname__": "Odd"}))
+
+
+def test_a_mutable_default_is_refused() -> None:
+    with pytest.raises(ValueError, match="use default_factory"):
+        dataclass(type("Shared", (), {"__annotations__": {"one": "list[int]"}, "one": []}))

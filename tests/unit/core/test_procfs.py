@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.core.machine.procfs import each_pid, parse_stat, read_boot_id, read_environ, read_stat
+from monarch_hpc.core.machine.procfs import each_pid, parse_stat, read_boot_id, read_command, read_environ, read_stat
 from monarch_hpc.testing import wait_until
 from tests.child import child
 
@@ -89,3 +89,23 @@ def test_a_process_within_an_exec_is_not_one_without_an_environment(tmp_path: Pa
 def test_an_environment_may_be_empty() -> None:
     with child(subprocess.Popen(["/bin/sleep", "600"], env={})) as process:
         assert wait_until("its environment", lambda: read_environ(process.pid), accept=lambda it: it is not None) == b""
+
+
+def test_a_command_line_is_read_in_words() -> None:
+    assert read_command(os.getpid()).split(b"\0")[0] == Path("/proc/self/cmdline").read_bytes().split(b"\0")[0]
+    with pytest.raises(OSError):
+        read_command(1 << 30)
+
+
+def test_an_environment_larger_than_most_is_read_whole() -> None:
+    large = {f"V{number}": "x" * 1000 for number in range(100)}
+    with subprocess.Popen(
+        ["cat"], env={**os.environ, **large}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"-\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"-\n"  # it is past its exec
+        found = read_environ(process.pid) or b""
+        process.stdin.close()
+    assert set(large) <= {entry.partition(b"=")[0].decode() for entry in found.split(b"\0")}

@@ -15,7 +15,7 @@ from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.questions import AskHosts, Portion, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.scribe import MergeParts
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, AnswerPart, HostQuestion, parse_part, spans_of
+from monarch_hpc.wire.tables.pieces import AnswerPart, HostQuestion, parse_part, spans_of, sql_tables
 
 TIMEOUT_S = 2.0
 NEEDED_S = 0.001
@@ -246,7 +246,7 @@ def test_groups_of_a_thousand_hosts_are_few_bytes_at_the_root(lost: set[int]) ->
         {"endpoint": f"step{place % 20}", "host": "n", "ran_us": float(place), "queued_us": place}
         for place in range(100)
     ]
-    table = pa.Table.from_pylist(rows, schema=schema_of(SQL_TABLES["handled"]))
+    table = pa.Table.from_pylist(rows, schema=schema_of(sql_tables()["handled"]))
     packed = results.pack(context.results_of(plan.pieces, context.RowSet({"handled": table}), []))
     tree = Tree(1000, 16, max_bytes=16 << 20)
     tree.part_of = lambda rank: AnswerPart(packed, ranks=[[rank, rank + 1]]).render()

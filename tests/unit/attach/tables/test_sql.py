@@ -27,7 +27,7 @@ from monarch_hpc.telemetry.sql.planning import Planner
 from monarch_hpc.telemetry.sql.problems import explain
 from monarch_hpc.wire.control.questions import AskSql, Portion, Rows, SqlAnswer
 from monarch_hpc.wire.tables.history import METRICS, MetricRow
-from monarch_hpc.wire.tables.pieces import SQL_TABLES, AnswerPart, parse_question
+from monarch_hpc.wire.tables.pieces import AnswerPart, parse_question, sql_tables
 from tests.guards.tree import ROOT
 
 pytest.importorskip("datafusion")
@@ -81,7 +81,7 @@ def test_rows_are_grouped_joined_and_compared_in_time(ask: Ask) -> None:
         "SELECT min(t), count(*) FROM metrics WHERE t >= (SELECT max(t) FROM metrics) - INTERVAL '1 second'"
     ) == [(datetime.fromtimestamp(_T + 1, UTC), 4)]
     assert ask("SELECT count(*) FROM metrics m LEFT JOIN spans s ON m.pid = s.pid WHERE s.pid IS NULL") == [(6,)]
-    everything = " UNION ALL ".join(f"SELECT count(*) AS num FROM {name}" for name in SQL_TABLES)
+    everything = " UNION ALL ".join(f"SELECT count(*) AS num FROM {name}" for name in sql_tables())
     assert ask(f"SELECT sum(num) FROM ({everything})") == [(len(ROWS),)]
 
 
