@@ -13,13 +13,25 @@ import contextlib
 import os
 import re
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.storage.files import private_dir, write_private
+from monarch_hpc.telemetry.kept.chunks import parse
 from monarch_hpc.telemetry.kept.packing import pack
 
-__all__ = ["GROUP_HOSTS", "KEPT", "PartFile", "list_parts", "list_tables", "read_part", "table_path", "write_part"]
+__all__ = [
+    "GROUP_HOSTS",
+    "KEPT",
+    "PartFile",
+    "list_parts",
+    "list_tables",
+    "names_of_hosts",
+    "read_part",
+    "table_path",
+    "write_part",
+]
 
 KEPT = "telemetry"
 _PARTS = "parts"
@@ -95,6 +107,22 @@ def read_part(path: Path) -> bytes:
         return reader.decompress(path.read_bytes())
     except zlib.error:
         return b""
+
+
+def names_of_hosts(directory: Path, without: Collection[int]) -> set[str]:
+    """Return the names of the hosts that have parts in an allocation's directory; empty for one that is not known.
+
+    Args:
+        without: ranks of hosts that are not looked for.
+    """
+    found: dict[int, str] = {}
+    for part in list_parts(directory):
+        if part.host not in without and not found.get(part.host):
+            found[part.host] = ""
+            with contextlib.suppress(FileNotFoundError):
+                names = (heading.host for heading, _, _ in parse(read_part(part.path)) if heading.host)
+                found[part.host] = next(names, "")
+    return set(found.values())
 
 
 def list_tables(directory: Path) -> dict[str, list[Path]]:
