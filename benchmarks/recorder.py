@@ -46,13 +46,13 @@ def rows(written: Recorder) -> dict[str, float]:
         handling.begin(name, peer, number, 100, clock())
         handling.end(100)
 
-    rings, metric = written.rings, written.names.metric("loss")
+    rings, record, metric = written.rings, written.metric, written.names.metric("loss")
     empty = measure(lambda number: None)
     return {
         "caller: sent, answered": measure(call) - empty,
         "called side: came, begin, end": measure(handle) - empty,
         "a thread that waits": measure(lambda number: waited(wait(number, number))) - empty,
-        "a metric": measure(lambda number: rings.metric(mark, metric, 0, number, 0.5)) - empty,
+        "a metric": measure(lambda number: record(mark, metric, 0, number, 0.5)) - empty,
         "a span": measure(lambda _: rings.span(mark, metric, 0, 0).end(failed=False)) - empty,
     }
 

@@ -10,6 +10,7 @@ class Pen:
         events: tuple[int, int, int],
         running: tuple[int, int],
         counters: tuple[int, int],
+        metrics: tuple[int, int, int],
         keep: Callable[[int], None],
         forget: Callable[[int], None],
         /,
@@ -18,6 +19,7 @@ class Pen:
     def sent(self, msg: int, mark: int, name: int, peer: int, num_bytes: int, callee: int, /) -> None: ...
     def answered(self, msg: int, /) -> None: ...
     def failed(self, msg: int, /) -> None: ...
+    def metric(self, mark: int, name: int, tags: int, step: int, value: float, /) -> None: ...
 
 class Handling:
     @property

@@ -1,9 +1,10 @@
-"""Writes the records of calls if the extension `_pen` is missing: the same bytes, several times slower."""
+"""Writes the records of calls and metrics if the extension `_pen` is missing: the same bytes, several times slower."""
 
 from __future__ import annotations
 
 import itertools
 import mmap
+import struct
 from collections.abc import Callable
 
 from monarch_hpc.core.clock import monotonic_ns
@@ -12,6 +13,7 @@ from monarch_hpc.telemetry.layout import (
     COUNTER,
     FAILED,
     HALF,
+    METRIC,
     NUM_BUCKETS,
     NUMBER,
     OPEN,
@@ -24,6 +26,7 @@ __all__ = ["Handling", "Pen"]
 
 _SENT = int(RecordKind.SENT)  # an enum member costs ten times a global
 _HANDLED = int(RecordKind.HANDLED)
+_METRIC = int(RecordKind.METRIC)
 
 # Offsets in a record, in words of 8 bytes.
 _WORDS = RECORD_BYTES // 8
@@ -33,6 +36,7 @@ _FLAGS_AT = 10  # in bytes
 _MAX_QUEUED = HALF * 1000
 
 _pack = RECORD.pack_into
+_pack_metric = METRIC.pack_into
 _now = monotonic_ns
 
 
@@ -44,6 +48,7 @@ class Pen:
         events: likewise, of the ring of events, and the offset of its cursor.
         running: likewise, of the table of running calls; any capacity.
         counters: likewise, of the endpoint counters; any capacity.
+        metrics: as for events, of the ring of metrics.
         keep: called with the slot of an unanswered call, before that slot is overwritten.
         forget: called with the number of an answered call that is no longer in its slot.
     """
@@ -55,6 +60,7 @@ class Pen:
         events: tuple[int, int, int],
         running: tuple[int, int],
         counters: tuple[int, int],
+        metrics: tuple[int, int, int],
         keep: Callable[[int], None],
         forget: Callable[[int], None],
         /,
@@ -63,6 +69,8 @@ class Pen:
         self.words = memoryview(memory).cast("q")
         self._next_event = itertools.count(1).__next__
         self._cursor = events[2] >> 3
+        self._next_metric = itertools.count(1).__next__
+        self._metrics_at, self._metrics_mask, self._metrics_cursor = metrics[0], metrics[1] - 1, metrics[2] >> 3
         self.running_at = running[0]
         self.counters_at, self.num_counters = counters
         self._sent_at, self._sent_mask = sent[0], sent[1] - 1
@@ -106,6 +114,16 @@ class Pen:
             self.words[word + _DUR] = _now() - self.words[word]
         else:
             self._forget(msg)
+
+    def metric(self, mark: int, name: int, tags: int, step: int, value: float, /) -> None:
+        """Record a value; *step* is `layout.NO_STEP` for none."""
+        index = self._next_metric()
+        at = self._metrics_at + (index & self._metrics_mask) * RECORD_BYTES
+        try:
+            _pack_metric(self.memory, at, _now(), _METRIC, 0, mark, name, tags, 0, 0, step, value, index)
+        except struct.error as error:
+            raise OverflowError(str(error)) from error
+        self.words[self._metrics_cursor] = index
 
     def put(
         self, t: int, kind: int, flags: int, mark: int, name: int, peer: int, msg: int, size: int, dur: int, value: int

@@ -62,7 +62,9 @@ class Recorder:
             actor.
         answered: records that the call with that number is answered, or never will be.
         failed: likewise, that it is answered with an exception.
-        rings: records metrics and spans.
+        metric: records a value: mark of the actor, numbers of the names of the metric and of its tags, step or
+            `layout.NO_STEP`, and the value. Raises OverflowError if the step does not fit into 64 bits.
+        rings: records spans and transfers.
         words: the memory, in words of 8 bytes.
         wait: records that a thread or task waits for the calls numbered from first to last; returns a token for
             `waited`.
@@ -84,6 +86,7 @@ class Recorder:
             layout.EVENTS,
             (layout.RUNNING_AT, layout.NUM_RUNNING + 1),
             (layout.COUNTERS_AT, layout.NUM_COUNTERS),
+            layout.METRICS,
             *_old_calls(self.memory, words),
         )
         self.words = words
@@ -92,6 +95,7 @@ class Recorder:
         self.sent = self._pen.sent
         self.answered = self._pen.answered
         self.failed = self._pen.failed
+        self.metric = self._pen.metric
         self.rings = Rings(self.memory, words)
         self.wait, self.waited = _wait_table(words)
         self._running = list(range(layout.NUM_RUNNING))

@@ -1,4 +1,4 @@
-"""Writes the rings of what programs record by themselves: metrics and spans; and of transfers of memory."""
+"""Writes the rings of spans and of transfers of memory."""
 
 from __future__ import annotations
 
@@ -8,36 +8,26 @@ from _thread import allocate_lock, get_native_id
 
 from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.layout import FAILED, METRIC, OPEN, RECORD, RECORD_BYTES, RecordKind
+from monarch_hpc.telemetry.layout import FAILED, OPEN, RECORD, RECORD_BYTES, RecordKind
 
 __all__ = ["Rings", "SpanRecord"]
 
-_METRIC = int(RecordKind.METRIC)  # an enum member costs ten times a global
-_SPAN = int(RecordKind.SPAN)
+_SPAN = int(RecordKind.SPAN)  # an enum member costs ten times a global
 _FLAGS_AT = 10  # in bytes
 _DUR, _SEQ = 5, 7  # in words of 8 bytes
 
 _pack = RECORD.pack_into
-_pack_metric = METRIC.pack_into
 _now = monotonic_ns
 
 
 class Rings:
-    """Writes records of metrics, spans and transfers; for any thread."""
+    """Writes records of spans and transfers; for any thread."""
 
     def __init__(self, memory: mmap.mmap, words: memoryview[int]) -> None:
         self._memory = memory
         self._words = words
         self._ending = allocate_lock()
-        self._next_metric, self._next_span, self._next_transfer = (itertools.count(1).__next__ for _ in range(3))
-
-    def metric(self, mark: int, name: int, tags: int, step: int, value: float) -> None:
-        """Record a value; *step* is `layout.NO_STEP` for none."""
-        ring = layout.METRICS
-        index = self._next_metric()
-        at = ring.at + (index & (ring.num - 1)) * RECORD_BYTES
-        _pack_metric(self._memory, at, _now(), _METRIC, 0, mark, name, tags, 0, 0, step, value, index)
-        self._words[ring.cursor_at >> 3] = index
+        self._next_span, self._next_transfer = (itertools.count(1).__next__ for _ in range(2))
 
     def span(self, mark: int, name: int, tags: int, parent: int) -> SpanRecord:
         """Record the start of a span; *parent* is the number of the span around it, 0 for none."""

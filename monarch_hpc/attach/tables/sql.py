@@ -19,9 +19,10 @@ from monarch_hpc.attach.tables.overview import read_overview
 from monarch_hpc.attach.tables.rows import query_portions
 from monarch_hpc.attach.tables.sql_engine import SqlEngine, open_engine
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.telemetry.kept.parts import KEPT
+from monarch_hpc.core.errors import QueryError
+from monarch_hpc.telemetry.kept.parts import KEPT, names_of_hosts
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows
-from monarch_hpc.telemetry.sql.plan import QueryPlan
+from monarch_hpc.telemetry.sql.plan import MAX_ROWS, QueryPlan
 from monarch_hpc.wire.control.questions import Rows
 from monarch_hpc.wire.tables.overview import OVERVIEW
 from monarch_hpc.wire.tables.pieces import HostQuestion, parse_part, sql_tables
@@ -43,6 +44,7 @@ class Collected:
         left_out: processes whose rows did not fit into the answer.
         cut: processes of whose records only some are there, because more did not fit: the latest, if they have a time;
             and the tables of these records.
+        cut_inputs: those of them whose rows are joined, grouped or counted: an answer would be wrong, not only shorter.
         dropped: records that were overwritten in the memory of processes, and are not in files.
     """
 
@@ -54,7 +56,18 @@ class Collected:
     missing: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
+    cut_inputs: list[str] = field(default_factory=list)
     dropped: int = 0
+
+    def check_inputs(self) -> None:
+        """Raise `QueryError` if the answer would be wrong, because only some of the rows fit that it is made of."""
+        if self.cut_inputs:
+            joined = ", or join tables on host or incarnation, which hosts do" if len(self.plan.pieces) > 1 else ""
+            raise QueryError(
+                f"only the latest records of {', '.join(self.cut_inputs)} fit into telemetry.max_answer_bytes and "
+                f"{MAX_ROWS} rows, and an answer made of them would be wrong: ask for fewer by WHERE, GROUP BY or the "
+                f"time{joined}; or ask for a partial answer, about those that fit"
+            )
 
 
 class QueryResult:
@@ -120,7 +133,7 @@ class QueryResult:
 
 
 def query_allocations(
-    directories: Sequence[Path], sql: str, timeout_s: float, since_s: float | None = None
+    directories: Sequence[Path], sql: str, timeout_s: float, since_s: float | None = None, *, partial: bool = False
 ) -> QueryResult:
     """Ask all processes of allocations, and answer a question in SQL; what they have kept in files is part of it.
 
@@ -128,13 +141,16 @@ def query_allocations(
         timeout_s: limit on the time that an engine takes to check the query; then on that of hosts to answer; and then
             on that of the query itself.
         since_s: only records of the last so many seconds are of interest; None for all that there are.
+        partial: answer also if only some of the rows fit that are joined or grouped.
 
     Raises:
-        QueryError: the SQL is wrong, or would change something; the query took longer, or too much memory; or the extra
-            is not installed where it would be answered.
+        QueryError: the SQL is wrong, or would change something; the query took longer, or too much memory; the rows
+            that it is made of do not fit; or the extra is not installed where it would be answered.
     """
     with open_question(sql, directories, timeout_s) as question:
         found = question.collect(timeout_s, since_s)
+        if not partial:
+            found.check_inputs()
         return QueryResult(question.finish(found, "arrow", timeout_s), found)
 
 
@@ -235,6 +251,8 @@ def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:
         for first, last in part.ranks:
             ranks.update(range(first, last))
         _add(found.cut, part.cut)
+        if found.plan.rule != "rows":
+            _add(found.cut_inputs, part.cut)
         found.dropped += part.dropped
     _note(found, answer)
     if not (hosts and by_host) and not (directory / KEPT).is_dir():
@@ -242,7 +260,10 @@ def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:
     status = query_status(head, timeout_s)
     names = {} if status is None else {int(str(one["rank"])): str(one["name"]) for one in status["hosts"]}
     known = found.known[str(directory)] = {str(rank): names.get(rank, "") for rank in sorted(ranks)}
-    return not (by_host and hosts.intersection(known.values()))
+    if by_host:
+        # A host that came back has a new rank, and does not know its earlier parts.
+        hosts |= names_of_hosts(directory, ranks)
+    return not hosts.intersection(("", *known.values()) if by_host else ())
 
 
 def _note(found: Collected, answer: Rows) -> None:

@@ -200,6 +200,7 @@ class Watch:
 
         with open_question(sql, self._targets.values(), _SQL_S) as asked:
             found = asked.collect(_SQL_S)
+            found.check_inputs()
             answer = asked.finish(found, "json", _SQL_S)
         return {
             "columns": answer.columns,

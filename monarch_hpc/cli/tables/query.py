@@ -49,7 +49,7 @@ _FORMAT = "Format of the answer; parquet is written to the FILE of -o."
     help="For parquet.",
 )
 @click.option("--explain", is_flag=True, help="Show the tables that would be asked for, and the plan; ask for no rows.")
-@click.option("--partial", is_flag=True, help="Exit with 0 even if some processes are missing in the answer.")
+@click.option("--partial", is_flag=True, help="Answer, with exit code 0, even if some rows are missing.")
 @click.option("--list", "listed", is_flag=True, help="Show the questions that have names, the tables and columns.")
 @output_options
 def command(
@@ -92,6 +92,8 @@ def command(
             _show_plan(asked.engine.taken)
             return 0
         found = asked.collect(timeout_s, None if since is None else float(since))
+        if not partial:
+            found.check_inputs()
         answer = asked.finish(found, "parquet" if path is not None else "json", timeout_s)
     if found.missing:
         output.warn(f"the answer lacks rows of {_named(found.missing)}, which did not answer within {timeout_s:g} s")

@@ -14,7 +14,7 @@ __all__ = ["directory_of", "query"]
 _WAIT_S = 10.0
 
 
-def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S) -> QueryResult:
+def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S, partial: bool = False) -> QueryResult:
     """Ask all processes of the program's allocations, and answer a question in SQL about their records.
 
     The tables and their columns are in docs/telemetry.md; the dialect is that of DataFusion. Hosts need the extra
@@ -24,17 +24,18 @@ def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S)
         since_s: only records of the last so many seconds are asked for; None for all that there are.
         timeout_s: limit on the time to check the query, then on that of hosts to answer, and then on that of the query
             itself.
+        partial: answer also if only the latest of the rows fit that are joined or grouped; `.cut` names them.
 
     Raises:
-        QueryError: the SQL is wrong, would change something, took too long or too much memory; or the extra
-            is not installed where it would be answered.
+        QueryError: the SQL is wrong, would change something, took too long or too much memory; the rows that it is made
+            of do not fit into an answer; or the extra is not installed where it would be answered.
         RuntimeError: this is a proc, not the program.
     """
     sql = check_text("the query", sql, filled=True)
     timeout_s = check_seconds("timeout_s", timeout_s)
     since_s = None if since_s is None else check_seconds("since_s", since_s)
     directories = [tenancy.directory for tenancy in Controller.instance().tenancies.all()]
-    return query_allocations(directories, sql, timeout_s, since_s)
+    return query_allocations(directories, sql, timeout_s, since_s, partial=partial)
 
 
 def directory_of(allocation: str) -> Path:

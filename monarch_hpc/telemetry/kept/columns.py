@@ -19,7 +19,7 @@ from monarch_hpc.telemetry.names import Name
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["COLUMNS", "KeptProcess", "columns_of", "split_calls"]
+__all__ = ["COLUMNS", "KeptProcess", "columns_of", "split_calls", "unpack_records"]
 
 _MOST = (1 << 63) - 1
 
@@ -84,6 +84,11 @@ def split_calls(records: bytes, names: Collection[str]) -> list[tuple[str, bytes
         for name, kind in ((HANDLED.name, RecordKind.HANDLED), (SENDS.name, RecordKind.SENT))
         if name in names
     ]
+
+
+def unpack_records(packed: bytes) -> bytes:
+    """Return the records that `packing.pack_records` made *packed* of."""
+    return np.frombuffer(packed, np.uint8).reshape(layout.RECORD_BYTES, -1).T.tobytes()
 
 
 def _cast(values: Any, kind: pa.DataType, num: int) -> Any:

@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from monarch_hpc.core.storage.files import write_private
-from monarch_hpc.telemetry.kept.parts import GROUP_HOSTS, PartFile, list_tables, read_part, table_path
+from monarch_hpc.telemetry.kept.parts import GROUP_HOSTS, PartFile, list_tables, table_path
 from monarch_hpc.telemetry.kept.reading import PARTS, decode_part, find_kept
 from monarch_hpc.wire.tables.catalog import TABLES
 
 __all__ = ["compact", "drop_old", "main", "render"]
 
-_BATCH_BYTES = 64 << 20
-"""Compressed parts that become one file: some ten million records, which take a gigabyte while they are columns."""
+_BATCH_BYTES = 32 << 20
+"""Compressed parts that become one file: some five million records, which take a gigabyte while they are columns."""
 
 _FIRST_TO_GO = ("sends", "handled", "spans", "transfers")
 """Tables whose oldest files are removed first: metrics, samples and deaths are few, and say more."""
@@ -50,7 +50,7 @@ def compact(directory: Path, group: int) -> int:
 def _write(directory: Path, group: int, parts: Sequence[PartFile], names: dict[PartFile, list[str]]) -> None:
     found: dict[str, list[Any]] = {}
     for part in parts:
-        for name, rows in decode_part(read_part(part.path), names[part]):
+        for name, rows in decode_part(part, names[part]):
             found.setdefault(name, []).append(rows)
     for name, tables in found.items():
         held = [(part.host, part.number) for part in parts if name in names[part]]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.clock import Correction
-from monarch_hpc.telemetry.kept.arrow import table_of_rows
+from monarch_hpc.telemetry.kept.arrow import schema_of, table_of_rows
 from monarch_hpc.telemetry.kept.chunks import (
     CASTS,
     EVENTS,
@@ -27,7 +27,7 @@ from monarch_hpc.telemetry.kept.chunks import (
     Heading,
     parse,
 )
-from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of, split_calls
+from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of, split_calls, unpack_records
 from monarch_hpc.telemetry.kept.parts import PartFile, list_parts, list_tables, read_part
 from monarch_hpc.telemetry.layout import ACTORS_AT, HEADER, NAMES_AT, NAMES_BYTES, NUM_ACTORS, RECORD, RECORD_BYTES
 from monarch_hpc.telemetry.names import parse_all_names
@@ -56,7 +56,7 @@ class Kept:
     Attributes:
         parts: parts of hosts.
         files: for each table, its files, and host and number of the parts that each was made of.
-        unreadable: files that are neither.
+        unreadable: files that are neither, or that another version wrote and this one cannot read.
     """
 
     parts: list[PartFile]
@@ -78,19 +78,26 @@ class Kept:
         found: dict[str, list[pa.Table]] = {}
         for part in filter(lambda part: wanted(part.host), self.parts):
             with contextlib.suppress(FileNotFoundError):
-                for name, rows in decode_part(read_part(part.path), self.tables_of(part, names), columns):
+                for name, rows in decode_part(part, self.tables_of(part, names), columns):
                     found.setdefault(name, []).append(rows)
         return {name: pa.concat_tables(some) for name, some in found.items()}
 
 
 def find_kept(directory: Path) -> Kept:
     """Look for what an allocation has kept."""
-    kept = Kept(list_parts(directory), {}, [])  # parts first: one is removed after the files with its rows are there
+    parts = list_parts(directory)  # before tables: a part is removed after the files with its rows are there
+    later = [part.path for part in parts if not part.is_readable]
+    kept = Kept([part for part in parts if part.is_readable], {}, later)
     for name, paths in list_tables(directory).items():
         for path in paths:
             try:
-                held = json.loads((pq.read_metadata(path).metadata or {}).get(PARTS, b"[]"))
-                kept.files.setdefault(name, {})[path] = {(int(host), int(number)) for host, number in held}
+                metadata = pq.read_metadata(path)
+                held = json.loads((metadata.metadata or {}).get(PARTS, b"[]"))
+                places = {(int(host), int(number)) for host, number in held}
+                if _has_columns(name, metadata.schema.to_arrow_schema()):
+                    kept.files.setdefault(name, {})[path] = places
+                else:
+                    kept.unreadable.append(path)
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, TypeError, pa.ArrowException):
@@ -98,15 +105,23 @@ def find_kept(directory: Path) -> Kept:
     return kept
 
 
+def _has_columns(name: str, schema: pa.Schema) -> bool:
+    """Whether a file with some schema has the columns of a table; those of a later version may have others, too."""
+    return name not in TABLES or all(
+        schema.get_field_index(field.name) >= 0 and schema.field(field.name).type == field.type
+        for field in schema_of(TABLES[name])
+    )
+
+
 def decode_part(
-    chunks: bytes, names: Collection[str], columns: Columns = ALL_COLUMNS
+    part: PartFile, names: Collection[str], columns: Columns = ALL_COLUMNS
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of some tables in a part.
+    """Yield the rows of some tables in a part; raises `FileNotFoundError` if it is gone.
 
     The records of a process come together: a part has a chunk of them for each second or two, and a table, of
     whichever size, costs as much as some thousand rows.
     """
-    found = [(heading, contents) for heading, contents, _ in parse(chunks)]
+    found = [(heading, contents) for heading, contents, _ in parse(read_part(part.path))]
     processes = {_key(heading): (heading, contents) for heading, contents in found if heading.what == NAMES}
     records_of: dict[tuple[object, ...], tuple[Heading, list[bytes]]] = {}
     for heading, contents in found:
@@ -118,7 +133,8 @@ def decode_part(
                 yield heading.table, rows if wanted is None else rows.select(_chosen(table, wanted))
         elif heading.what in RECORDS and len(contents) % RECORD_BYTES == 0:
             own = heading.what, *_key(heading), heading.offset_ns, heading.error_us
-            records_of.setdefault(own, (heading, []))[1].append(contents)
+            records = unpack_records(contents) if part.is_packed else contents
+            records_of.setdefault(own, (heading, []))[1].append(records)
     for heading, some in records_of.values():
         process = None
         for name, records in _by_table(heading.what, b"".join(some), names):

@@ -54,7 +54,7 @@ class Host:
             recorder.answered(2)
             recorder.sent(0, mark, step, peer, 1, 1)
             recorder.wait(1, 1)
-            recorder.rings.metric(mark, recorder.names.metric("loss"), 0, 10, 0.5)
+            recorder.metric(mark, recorder.names.metric("loss"), 0, 10, 0.5)
             recorder.rings.span(mark, recorder.names.span("load"), 0, 0).end(failed=False)
             recorder.rings.span(mark, recorder.names.span("open"), 0, 0)
             recorder.moved("cma", peer, 30, 5_000, write=True, failed=False)

@@ -161,8 +161,8 @@ def record_everything(written: Written) -> None:
     recorder.answered(CAST | 1)
     recorder.answered(CAST | 2)
     recorder.sent(0, 0, written.step, written.peer, 1, 1)
-    rings.metric(written.mark, names.metric("loss"), names.tags({"a": 1}), 10, 0.5)
-    rings.metric(0, names.metric("loss"), 0, NO_STEP, float("inf"))
+    recorder.metric(written.mark, names.metric("loss"), names.tags({"a": 1}), 10, 0.5)
+    recorder.metric(0, names.metric("loss"), 0, NO_STEP, float("inf"))
     span = rings.span(written.mark, names.span("load"), 0, 0)
     rings.span(written.mark, names.span("read"), 0, span.number).end(failed=True)
     span.end(failed=False)
@@ -280,7 +280,7 @@ def test_kills_while_files_are_written_lose_and_double_nothing(written: Written,
     argv = [sys.executable, "-m", "monarch_hpc.telemetry.kept.compact", str(tmp_path), "0", str(1 << 30)]
     for round_number in range(NUM_KILLS):
         written.handle(2000)
-        written.recorder.rings.metric(0, written.recorder.names.metric("loss"), 0, round_number, 1.0)
+        written.recorder.metric(0, written.recorder.names.metric("loss"), 0, round_number, 1.0)
         written.keeper.finish()
         with child(subprocess.Popen(argv)) as process:
             # Somewhere in its imports, its reading, its writing, or after its end.

@@ -92,7 +92,7 @@ class Written:
 
     def metric(self, value: float, step: int = NO_STEP) -> None:
         names = self.recorder.names
-        self.recorder.rings.metric(self.mark, names.metric("loss"), names.tags({"split": "a", "n": 1}), step, value)
+        self.recorder.metric(self.mark, names.metric("loss"), names.tags({"split": "a", "n": 1}), step, value)
 
     def close(self) -> None:
         self.exporter.end(PLACE)

@@ -52,8 +52,8 @@ def test_rows_of_each_table(recorder: Recorder) -> None:
     done.fail(failure)
     running.begin(step, peer, 0, 1, monotonic_ns())
     recorder.sent(0, mark, step, peer, 1, 1)  # another event, which is no row
-    rings.metric(mark, names.metric("loss"), names.tags({"a": 1}), 10, 0.5)
-    rings.metric(0, names.metric("loss"), 0, NO_STEP, 1.5)
+    recorder.metric(mark, names.metric("loss"), names.tags({"a": 1}), 10, 0.5)
+    recorder.metric(0, names.metric("loss"), 0, NO_STEP, 1.5)
     span = rings.span(mark, names.span("load"), 0, 0)
     rings.span(mark, names.span("read"), 0, span.number).end(failed=True)
     recorder.moved("cma", peer, 30, 5_000, write=True, failed=False)
@@ -124,7 +124,7 @@ def test_rows_of_sent_calls(recorder: Recorder) -> None:
 def test_only_the_latest_are_looked_at_and_the_rest_is_counted(recorder: Recorder) -> None:
     num = layout.METRICS.num + 5
     for step in range(num):
-        recorder.rings.metric(0, 0, 0, step, 1.0)
+        recorder.metric(0, 0, 0, step, 1.0)
     rows = [row.step for row in read(recorder, "metrics") if isinstance(row, MetricRow)]
     assert sorted(rows) == list(range(num - MAX_RECORDS, num))
     state = read_recorder(memory_of(recorder), PROC)
@@ -135,7 +135,7 @@ def test_rows_of_several_processes_are_merged(recorder: Recorder) -> None:
     other = Recorder()
     for step in range(4):
         for one in (recorder, other):
-            one.rings.metric(0, 0, 0, step, 1.0)
+            one.metric(0, 0, 0, step, 1.0)
     merged = list(latest_first([read(recorder, "metrics"), read(other, "metrics")]))
     assert [row.step for row in merged if isinstance(row, MetricRow)] == [3, 3, 2, 2, 1, 1, 0, 0]
 

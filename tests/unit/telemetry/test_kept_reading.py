@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
 
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.kept.chunks import EVENTS, NAMES, SENDS, Heading, render
-from monarch_hpc.telemetry.kept.parts import read_part, write_part
+from monarch_hpc.telemetry.kept.parts import list_parts, write_part
 from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.wire.tables.pieces import QueryPiece
 
 pytest.importorskip("datafusion")
 pytest.importorskip("pyarrow")
 
+import pyarrow.parquet as pq
+
+from monarch_hpc.telemetry.kept.compact import compact
 from monarch_hpc.telemetry.kept.reading import decode_part, find_kept
 from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, results_of
 from monarch_hpc.telemetry.sql.planning import Planner
@@ -70,7 +74,7 @@ def directory(tmp_path: Path) -> Path:
 def test_the_records_of_a_process_come_in_one_table_of_each_part(directory: Path) -> None:
     (first, *others) = find_kept(directory).parts
     assert len(others) == _NUM_PARTS - 1
-    found = [(name, len(rows)) for name, rows in decode_part(read_part(first.path), ["handled", "sends"])]
+    found = [(name, len(rows)) for name, rows in decode_part(first, ["handled", "sends"])]
     # Twice for each process, because its clock was corrected in between.
     one, rest = _NUM_IN_CHUNK, _NUM_IN_CHUNK * (_NUM_CHUNKS - 1)
     assert sorted(found) == sorted((name, num) for name in ("handled", "sends") for num in 2 * [one, rest])
@@ -90,3 +94,31 @@ def test_the_engine_has_one_frame_of_all_parts_and_each_row_once(directory: Path
     for live in ({}, {"handled": rows["handled"].slice(3, 17)}):  # those that are in memory, too, count once
         (answer,) = results_of([QueryPiece(["handled"], sql)], RowSet(live, [kept]), [])
         assert answer.to_pylist() == expected
+
+
+def test_a_part_of_the_first_version_has_the_same_rows(directory: Path) -> None:
+    tables = ["handled", "sends"]
+    (first, *_) = find_kept(directory).parts
+    path = first.path.with_name("0-1")
+    path.write_bytes(zlib.compress(_part(0)))
+    (old,) = (part for part in list_parts(directory) if part.path == path)
+    expected = {(name, str(rows.to_pydict())) for name, rows in decode_part(first, tables)}
+    assert {(name, str(rows.to_pydict())) for name, rows in decode_part(old, tables)} == expected
+    assert expected
+
+
+def test_files_of_other_versions_are_named_and_stay(directory: Path) -> None:
+    compact(directory, 0)
+    (table,) = find_kept(directory).files["handled"]
+    rows = pq.read_table(table)
+    older, later = table.with_name("0-7.parquet"), table.with_name("0-8.parquet")
+    pq.write_table(rows.drop_columns(["queued_us"]), older)
+    pq.write_table(rows.append_column("more", rows.column("pid")), later)
+    write_part(directory, 0, 9, _part(9))
+    (part,) = list_parts(directory)
+    later_part = part.path.rename(part.path.with_name("0-9.3"))
+    kept = find_kept(directory)
+    assert kept.unreadable == [later_part, older]
+    assert kept.parts == [] and kept.files["handled"].keys() == {table, later}
+    compact(directory, 0)
+    assert later_part.exists()

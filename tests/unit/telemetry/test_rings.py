@@ -33,7 +33,7 @@ def test_the_rings_of_a_program_are_not_overwritten_by_calls(make: Make) -> None
     recorder, memory = make()
     rings, names = recorder.rings, recorder.names
     mark = recorder.actor(7, "trainer", 3).mark
-    rings.metric(mark, names.metric("loss"), names.tags({"split": "train"}), 10, 2.5)
+    recorder.metric(mark, names.metric("loss"), names.tags({"split": "train"}), 10, 2.5)
     outer = rings.span(mark, names.span("epoch"), 0, 0)
     inner = rings.span(mark, names.span("load"), 0, outer.number)
     inner.end(failed=True)

@@ -16,11 +16,16 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.attach.head.client import HeadClient
+from monarch_hpc.attach.head.status import HeadStatus
 from monarch_hpc.attach.tables import sql as questions
 from monarch_hpc.attach.tables.sql import Collected, QueryResult, query_allocations
 from monarch_hpc.attach.tables.sql_engine import SqlEngine, _OwnEngine
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.errors import QueryError
+from monarch_hpc.telemetry.kept.chunks import EVENTS, NO_PROCESS, Heading
+from monarch_hpc.telemetry.kept.chunks import ROWS as ROWS_CHUNK
+from monarch_hpc.telemetry.kept.chunks import render as render_chunk
+from monarch_hpc.telemetry.kept.parts import write_part
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.sql.given import GivenRows, render
 from monarch_hpc.telemetry.sql.planning import Planner
@@ -32,6 +37,10 @@ from tests.guards.tree import ROOT
 
 pytest.importorskip("datafusion")
 parquet = pytest.importorskip("pyarrow.parquet")
+
+from monarch_hpc.telemetry.kept.arrow import table_of_rows  # noqa: E402
+from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, results_of  # noqa: E402
+from monarch_hpc.telemetry.sql.results import pack  # noqa: E402
 
 _PATIENCE_S = 60.0
 Ask = Callable[..., list[tuple[object, ...]]]
@@ -224,7 +233,7 @@ def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_aske
 
     monkeypatch.setattr(questions, "query_portions", answers)
     sql = "SELECT count(*) FROM metrics LEFT JOIN procs USING (pid)"
-    result = query_allocations([Path("/a/live"), Path("/a/dead")], sql, _PATIENCE_S, 60.0)
+    result = query_allocations([Path("/a/live"), Path("/a/dead")], sql, _PATIENCE_S, 60.0, partial=True)
     pulled = ["SELECT pid FROM metrics ORDER BY t DESC LIMIT 1000001"]
     assert sorted(asked) == [
         ("dead", "metrics", pulled),
@@ -234,5 +243,38 @@ def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_aske
     assert result.rows == [(0,)] and result.columns == ["count(*)"]  # all of them are older
     assert result.missing_hosts == ["host n7", "the head of dead", "host n8"]
     assert result.cut == ["host n9"] and result.dropped == 7
-    assert query_allocations([Path("/a/live")], sql, _PATIENCE_S).rows == [(len(ROWS),)]
-    assert query_allocations([Path("/a/live")], "SELECT max(rank) FROM metrics", _PATIENCE_S).rows == [(1,)]
+    for one, answer in ((sql, len(ROWS)), ("SELECT max(rank) FROM metrics", 1)):
+        assert query_allocations([Path("/a/live")], one, _PATIENCE_S, partial=True).rows == [(answer,)]
+        with pytest.raises(
+            QueryError, match=r"only the latest records of host n9 fit .* would be wrong: ask for fewer"
+        ):
+            query_allocations([Path("/a/live")], one, _PATIENCE_S)
+    shorter = query_allocations([Path("/a/live")], "SELECT step FROM metrics", _PATIENCE_S)
+    assert len(shorter.rows) == len(ROWS) and shorter.cut == ["host n9"]
+
+
+@pytest.mark.usefixtures("planner")
+@pytest.mark.parametrize(("rank", "known"), [(3, True), (5, True), (5, False)])
+def test_a_host_that_came_back_with_another_rank_is_one_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int, *, known: bool
+) -> None:
+    """Its earlier part is read beside the head, and is not among the rows that it groups by itself."""
+    rows = METRICS.render(ROWS[:3], {}).encode()
+    chunks = render_chunk(Heading(ROWS_CHUNK, len(rows), *NO_PROCESS, "metrics", 3), rows)
+    if known:
+        chunks += render_chunk(Heading(EVENTS, 0, "n1", "run", 1, 0, 7, 0, 0.0, "", 0), b"")
+    write_part(tmp_path, 3, 1, chunks)
+    live = {"metrics": table_of_rows(METRICS, json.loads(METRICS.render(ROWS[3:], {})))}
+
+    def answers(
+        head: HeadClient, table: str, timeout_s: float, where: dict[str, object], pieces: str = ""
+    ) -> Rows | None:
+        kept = [KeptRows(tmp_path, ranks=[rank], hosts={rank: "n1"})]
+        results = results_of(parse_question(pieces).pieces, RowSet(live, kept), [])
+        return Rows(1, [Portion("host n1", AnswerPart(pack(results), ranks=[[rank, rank + 1]]).render())], [], [])
+
+    status = HeadStatus(hosts=[{"rank": rank, "name": "n1"}], runs=[], kept=[], idle_left_s=0.0, link="", link_why="")
+    monkeypatch.setattr(questions, "query_portions", answers)
+    monkeypatch.setattr(questions, "query_status", lambda head, timeout_s: status)
+    sql = "SELECT a.host, median(b.value), count(*) FROM metrics a JOIN metrics b ON a.host = b.host GROUP BY a.host"
+    assert query_allocations([tmp_path], sql, _PATIENCE_S).rows == [("n1", 0.6, len(ROWS) ** 2)]
