@@ -9,7 +9,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from benchmarks.heal import draw
 from tests.guards.tree import ROOT
+
+
+def test_plans_name_points_that_their_ranks_reach() -> None:
+    faults = [fault for seed in range(1, 321) for fault in draw(seed, 8)]
+    assert {rank for rank, _life, point, *_ in faults if point == "reply"} == {0}  # which all values are read from
+    assert {rank for rank, *_ in faults} == {0, 1, 2, 3}
 
 
 @pytest.mark.slow
@@ -19,6 +26,6 @@ def test_trainings_whose_ranks_are_killed_end_equal() -> None:
     argv = [sys.executable, "-m", "benchmarks.heal", *options]
     run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    assert "{'equal': 3, 'lost': 0, 'wrong': 0}" in run.stdout
+    assert "{'equal': 3, 'unharmed': 0, 'lost': 0, 'wrong': 0}" in run.stdout
     num_deaths = {"respawn": 2, "on-loss": 2, "shrink": 1}  # with the second one as it is started again
     assert run.stderr.count("died: signal 9") == sum(num_deaths.values())
