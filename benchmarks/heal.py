@@ -4,6 +4,7 @@
     python -m benchmarks.heal --seeds 8 --first 100
     python -m benchmarks.heal --seeds 20 --captured    # steps are captured
     python -m benchmarks.heal --seeds 20 --modes shrink   # dead ranks are left out
+    python -m benchmarks.heal --seeds 20 --modes grow     # and come back after a step
     python -m benchmarks.heal --seeds 20 --modes on-loss  # the mesh heals by itself, and the program catches nothing
     python -m benchmarks.heal --seeds 2 --modes respawn on-loss shrink --steps 4  # two runs in each mode, of four steps
     python -m benchmarks.heal --seeds 20 --no-barrier  # without the barrier of commits: ends torn, or wrong
@@ -49,8 +50,9 @@ HEAL_POINTS = ("status", "roll", "held", "meet", "restore", "_exchange")
 _NUM_RANKS = 4
 _CLOSE = 1e-5
 
-Mode = Literal["respawn", "shrink", "on-loss"]
-"""Fates of dead ranks: the program has them started again, or left out, or the mesh does the first by itself."""
+Mode = Literal["respawn", "shrink", "grow", "on-loss"]
+"""Fates of dead ranks: the program has them started again, or left out, for good or until a step was done without them,
+or the mesh does the first by itself."""
 
 
 class Saboteur(Actor):
@@ -162,6 +164,20 @@ def draw(seed: int, num_steps: int) -> list[list[Any]]:
     return plan
 
 
+def draw_growth(seed: int, num_steps: int) -> list[list[Any]]:
+    """Likewise, with one death, and perhaps one of a rank that comes back, while it does."""
+    rnd = random.Random(seed)
+    victim = rnd.randrange(_NUM_RANKS)
+    points = ("frame", "backward", "enter", "passed", "committed")
+    plan: list[list[Any]] = [[victim, 0, rnd.choice(points), rnd.randrange(2, num_steps - 1), "kill"]]
+    second = rnd.random()
+    if second < 0.4:
+        plan.append([victim, 1, rnd.choice(HEAL_POINTS[3:]), 1, "kill"])
+    elif second < 0.7:
+        plan.append([victim ^ 1, 0, rnd.choice(HEAL_POINTS[3:]), 2, "kill"])  # in its row; the first one was to shrink
+    return plan
+
+
 def _reached_by(rank: int, point: str) -> str:
     """*point*, or another one that comes as often, if a rank never comes to it: all values are read from rank 0."""
     return "backward" if point == "reply" and rank else point
@@ -194,6 +210,8 @@ class Training(GridTraining):
         while True:
             try:
                 while at < len(self.batches):
+                    if mode == "grow" and self.mesh.size() < _NUM_RANKS and not is_healed:
+                        self.mesh.grow()
                     begun_s = time.perf_counter()
                     self.losses[at] = self.step(*self.batches[at])
                     (self.first_steps_s if is_healed else self.steps_s).append(time.perf_counter() - begun_s)
@@ -207,12 +225,13 @@ class Training(GridTraining):
                     self.detected_s.append(time.time() - float(killed.read_text() or "nan"))
                     killed.unlink()
             begun_s = time.perf_counter()
+            policy = "shrink" if mode == "grow" else mode
             try:
-                self.mesh.heal(mode)
+                self.mesh.heal(policy)
             except DeviceMeshError as error:
                 if error.version < 0:
                     raise
-                self.mesh.heal(mode, rewind=True)
+                self.mesh.heal(policy, rewind=True)
                 self.num_rewinds += 1
             self.heals_s.append(time.perf_counter() - begun_s)
             is_healed = True
@@ -297,7 +316,7 @@ def measure(campaign: Campaign, runs: list[tuple[Mode, int, list[list[Any]]]]) -
             detail = f"{error.kind}: {error.cause}"
             campaign.give_up()
         else:
-            is_equal = are_equal(training, expected, training.mesh.size() < _NUM_RANKS)
+            is_equal = are_equal(training, expected, mode in ("shrink", "grow"))
             outcome = "wrong" if not is_equal else "equal" if campaign.num_reached() else "unharmed"
             detail = " ".join(f"{one:.2f}" for one in training.heals_s)
             heals_s += training.heals_s
@@ -334,7 +353,8 @@ def main() -> NoReturn:
         own = own_hosts()
         campaign = Campaign(own, Path(folder), options.steps, barrier=not options.no_barrier, captured=options.captured)
         seeds = range(options.first, options.first + options.seeds)
-        runs = [(mode, seed, draw(seed, options.steps)) for mode in options.modes for seed in seeds]
+        draws = {"grow": draw_growth}
+        runs = [(mode, seed, draws.get(mode, draw)(seed, options.steps)) for mode in options.modes for seed in seeds]
         num_wrong = measure(campaign, runs)
         campaign.give_up()
     sys.stdout.flush()

@@ -154,7 +154,9 @@ def test_each_collective_has_its_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num", "num_elements", "most"), [(300, 4, 256), (24, 2 << 20, 10)])
-def test_what_was_sent_and_received_is_not_kept_for_ever(num: int, num_elements: int, most: int, tmp_path: Path) -> None:
+def test_what_was_sent_and_received_is_not_kept_for_ever(
+    num: int, num_elements: int, most: int, tmp_path: Path
+) -> None:
     both = [FileGroups(rank, str(tmp_path / "store"), _LIMIT_S) for rank in BOTH]
     kept: WeakSet[torch.Tensor] = WeakSet()
 

@@ -21,11 +21,11 @@ def test_plans_name_points_that_their_ranks_reach() -> None:
 
 @pytest.mark.slow
 def test_trainings_whose_ranks_are_killed_end_equal() -> None:
-    modes = ["respawn", "on-loss", "shrink"]
+    modes = ["respawn", "on-loss", "shrink", "grow"]
     options = ["--modes", *modes, "--first", "23", "--seeds", "1", "--steps", "4"]
     argv = [sys.executable, "-m", "benchmarks.heal", *options]
     run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    assert "{'equal': 3, 'unharmed': 0, 'lost': 0, 'wrong': 0}" in run.stdout
-    num_deaths = {"respawn": 2, "on-loss": 2, "shrink": 1}  # with the second one as it is started again
+    assert "{'equal': 4, 'unharmed': 0, 'lost': 0, 'wrong': 0}" in run.stdout
+    num_deaths = {"respawn": 2, "on-loss": 2, "shrink": 1, "grow": 2}  # with the second one as it comes back
     assert run.stderr.count("died: signal 9") == sum(num_deaths.values())

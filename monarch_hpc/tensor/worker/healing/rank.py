@@ -231,7 +231,7 @@ class RankHealing:
         from monarch_hpc.tensor.worker.sharded.propagation import pack_propagated
 
         return {
-            number: pack_propagated(self._shardings[number].ops.mesh) for number in meshes if number in self._shardings
+            number: pack_propagated(self._shardings[number].held[0]) for number in meshes if number in self._shardings
         }
 
     def meet(self, order: Restoring) -> None:
@@ -303,6 +303,8 @@ class RankHealing:
         values.num_failed = sum(type(value) is Failure for value in values.values())
         for number, state in order.random.items():
             self._shardings[number].ops.draws = state
+        for sharding in self._shardings.values():
+            sharding.note_moved()
         self.journal.start_at(order.version, order.mark)
 
     def unwritten(self, numbers: Sequence[int]) -> list[int]:

@@ -93,4 +93,3 @@ class World:
             state = _c10d._world
             self._own = state.default_pg, state.group_count
             state.default_pg, state.group_count = self._saved
-
