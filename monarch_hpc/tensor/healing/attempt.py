@@ -88,12 +88,13 @@ class HealAttempt:
         for rank, pieces in plan.blank.items():
             if pieces:
                 recovery.unloaded.setdefault(rank, set()).update(pieces)
-        propagated = propagated_by() if meshes == self._meshes() else {}
+        before, propagated = self._meshes(), propagated_by()
+        moved = [number for number, spec in meshes.items() if spec != before[number]]
         self._specs.update(meshes)
         blank = [*(rank for rank in blank if rank not in left_out), *joined]
         present = [*survivors, *blank]
         world = [*(rank for rank in ranks.world if rank not in left_out), *joined]
-        orders = self._orders(plan, held, blank, meshes, present, world, propagated)
+        orders = self._orders(plan, held, blank, meshes, present, world, propagated, moved)
         digests = ranks.ask_each("restore", {rank: ((order,), {}) for rank, order in orders.items()})
         self._verify({rank: digests[rank] for rank in world}, held, plan, meshes)
         if left_out or joined:
@@ -153,11 +154,11 @@ class HealAttempt:
         return {number: spec for number, spec in self._specs.items() if isinstance(spec, MeshSpec)}
 
     def _begin_packing(self) -> Callable[[], dict[int, bytes]]:
-        """Ask, for each mesh that dead ranks were in, one of its other ranks for what DTensor has worked out there."""
+        """Ask one rank of each mesh for what DTensor has worked out there, if others may need it."""
         sources: dict[int, list[int]] = {}
         for number, spec in self._meshes().items():
             left = [rank for rank in spec.ranks if rank not in self._ranks.gone]
-            if left and len(left) < len(spec.ranks):
+            if left and (len(left) < len(spec.ranks) or self._whole is not None):
                 sources.setdefault(left[0], []).append(number)
         asked = [(rank, self._ranks.begin_asking([rank], "propagated", numbers)) for rank, numbers in sources.items()]
         return lambda: {number: packed for rank, wait in asked for number, packed in wait()[rank].items()}
@@ -202,6 +203,7 @@ class HealAttempt:
         present: list[int],
         world: list[int],
         propagated: dict[int, bytes],
+        moved: list[int],
     ) -> dict[int, Restoring]:
         recovery, engine = self._recovery, self._engine
         addresses = self._ranks.addresses(present)
@@ -233,7 +235,12 @@ class HealAttempt:
                 blank=plan.blank[rank],
                 failed=plan.failed[rank],
                 random=random,
-                propagated={number: propagated[number] for number in random if number in propagated},
+                propagated={
+                    number: packed
+                    for number, packed in propagated.items()
+                    if number in random or (number in moved and rank in meshes[number].ranks)
+                },
+                moved=moved,
                 dropped=plan.dropped[rank],
                 leaves=recovery.lost_leaves,
             )
