@@ -115,8 +115,9 @@ class Spmd:
         in an old group fails, also where gloo itself would go on waiting: its groups are ours, around gloo's.
 
         Args:
-            backend: ``gloo`` for CPUs, whose name for torch is ``monarch_gloo``, ``nccl`` for NVIDIA GPUs, or another backend that torch has. A proc's own GPU
-                is its current device (config key `procs.gpu_visible`), so code needs no local rank.
+            backend: ``gloo`` for CPUs, whose name for torch is ``monarch_gloo``; ``nccl`` for NVIDIA GPUs; or another
+                one that torch has, such as ``cpu:gloo``, its own gloo. A proc's own GPU is its current device (config
+                key `procs.gpu_visible`), so code needs no local rank.
 
         Raises:
             TypeError: the backend is not a string.

@@ -164,8 +164,8 @@ class Restoring(NamedTuple):
         blank: values to make here without contents, as they are on another rank.
         failed: values to mark as failed here.
         random: how far random numbers were drawn, see `ShardedOps.draws`.
-        propagated: what DTensor has worked out for operators elsewhere, by number of the mesh; for a rank that is new, and
-            for all where the mesh has other ranks than before.
+        propagated: what DTensor has worked out for operators elsewhere, by number of the mesh; for a rank that is new,
+            and for all where the mesh has other ranks than before.
         moved: numbers of meshes that have other ranks than before.
         dropped: values that other ranks have dropped already.
         leaves: those whose gradients were computed before the version, and are lost.

@@ -220,7 +220,7 @@ def test_a_mesh_grows_by_rows_that_can_be_started(hosts: HostMesh, procs: ProcMe
         with pytest.raises(DeviceMeshError):
             read_until_lost(weight)
         heal_mesh(mesh, "shrink")
-    with pytest.raises(DeviceMeshError, match="no row that was left out could be started.*; it goes on without them"):
+    with pytest.raises(DeviceMeshError, match=r"no row that was left out could be started.*; it goes on without them"):
         grow_mesh(mesh, "spares")
     assert weight.full_tensor().tolist() == [1.0, 1.0]
     assert grow_mesh(mesh, ("spares", "respawn")).size() == 3

@@ -42,7 +42,7 @@ class Sharding:
         self.spec = spec
         self.ops = ShardedOps(make_device_mesh(spec, rank, groups.of), spec.seed)
         self.held: tuple[Any, MeshSpec] = self.ops.mesh, spec
-        # DTensor's caches have results on each, and compare meshes by their shapes: those of a shape must be one object.
+        # DTensor keeps results on each, and compares meshes by their ranks: those of the same must be one object.
         self._meshes: dict[MeshSpec, Any] = {spec: self.ops.mesh}
         self._unsummed: dict[int, None] = {}
         self.ops.world = cache(partial(World, spec, rank, groups))
@@ -91,7 +91,7 @@ class Sharding:
         return self.ops.counter
 
     def rejoin(self, spec: MeshSpec) -> None:
-        """Replace the process groups, of which tensors go on to use the names; if the ranks are others, the mesh, too."""
+        """Replace the process groups, of which tensors go on to use the names; for other ranks, the mesh, too."""
         mesh = self._meshes.get(spec)
         if mesh is None:
             mesh = self._meshes[spec] = bare_device_mesh(spec, self._rank)
