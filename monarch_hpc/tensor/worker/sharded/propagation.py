@@ -13,12 +13,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from monarch_hpc.tensor.worker.sharded.device_mesh import RankMesh
 
@@ -27,6 +26,7 @@ __all__ = ["forget_propagated", "pack_propagated", "remember_propagated", "take_
 _MAX_KEPT = 4096
 """Calls kept for a mesh: a training has some hundreds, but shapes that change all the time must not fill the memory."""
 
+_debug: Any = debug  # declares no types
 _PLAIN = frozenset(
     {bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
@@ -83,7 +83,7 @@ def take_propagated(mesh: RankMesh, packed: bytes, *, was_other: bool = False) -
 def forget_propagated(mesh: RankMesh) -> None:
     """Forget what is kept for a mesh, and all that DTensor keeps on this thread."""
     mesh.propagated.clear()
-    _clear_sharding_prop_cache()
+    _debug._clear_sharding_prop_cache()
     clear_redistribute_planner_cache()
     _gen_transform_infos.cache_clear()
 
