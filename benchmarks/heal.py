@@ -4,6 +4,7 @@
     python -m benchmarks.heal --seeds 8 --first 100
     python -m benchmarks.heal --seeds 20 --captured    # steps are captured
     python -m benchmarks.heal --seeds 20 --modes shrink   # dead ranks are left out
+    python -m benchmarks.heal --seeds 20 --modes grow     # and come back after a step
     python -m benchmarks.heal --seeds 20 --modes on-loss  # the mesh heals by itself, and the program catches nothing
     python -m benchmarks.heal --seeds 2 --modes respawn on-loss shrink --steps 4  # two runs in each mode, of four steps
     python -m benchmarks.heal --seeds 20 --no-barrier  # without the barrier of commits: ends torn, or wrong
@@ -12,7 +13,8 @@ A 2 x 2 mesh (data x tensor parallel) trains a small network with dropout, batch
 In each proc an actor replaces methods of the worker by ones that kill, stop or fail the rank there the n-th time: in a
 step, in a heal, in a replacement. All losses, parameters, buffers and moments must then be bit-equal, or the mesh must
 say what is lost; with fewer ranks they must be within 1e-5. All runs share one mesh, unless it is lost or has become
-smaller. The exit code is 1 if a run is wrong.
+smaller. Each line says how many of the faults of its plan happened: a run without any is counted as ``unharmed``, and
+shows nothing. The exit code is 1 if a run is wrong.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ HEAL_POINTS = ("status", "roll", "held", "meet", "restore", "_exchange")
 _NUM_RANKS = 4
 _CLOSE = 1e-5
 
-Mode = Literal["respawn", "shrink", "on-loss"]
-"""Fates of dead ranks: the program has them started again, or left out, or the mesh does the first by itself."""
+Mode = Literal["respawn", "shrink", "grow", "on-loss"]
+"""Fates of dead ranks: the program has them started again, or left out, for good or until a step was done without them,
+or the mesh does the first by itself."""
 
 
 class Saboteur(Actor):
@@ -84,6 +87,8 @@ class Saboteur(Actor):
         num = self._counts[point] = self._counts.get(point, 0) + 1
         for at, nth, action in self._plan:
             if (at, nth) == (point, num):
+                with self._path.with_suffix(".reached").open("a") as reached:
+                    reached.write(f"{at}\n")
                 if action == "fail":
                     raise RuntimeError("gloo: a failure that was asked for")
                 self._path.with_suffix(".killed").write_text(str(time.time()))
@@ -137,7 +142,7 @@ def draw(seed: int, num_steps: int) -> list[list[Any]]:
     plan: list[list[Any]] = []
     victim = rnd.randrange(_NUM_RANKS)
     per_step = {"frame": 6, "gradient": 6, "operation": 6}
-    point = rnd.choice(STEP_POINTS)
+    point = _reached_by(victim, rnd.choice(STEP_POINTS))
     nth = rnd.randrange(2 * per_step.get(point, 1), (num_steps - 1) * per_step.get(point, 1))
     kind = rnd.random()
     if kind < 0.12:
@@ -149,12 +154,33 @@ def draw(seed: int, num_steps: int) -> list[list[Any]]:
     if second < 0.3:
         plan.append([other, 0, rnd.choice(HEAL_POINTS), 1, "kill"])
     elif second < 0.55:
-        plan.append([victim, 1, rnd.choice([*HEAL_POINTS[3:], *STEP_POINTS]), 1, "kill"])
+        again = rnd.choice([*HEAL_POINTS[3:], *STEP_POINTS])
+        plan.append([victim, 1, _reached_by(victim, again), 1, "kill"])
     elif second < 0.65:
-        plan.append([other, 0, point, nth, "kill"])
+        plan.append([other, 0, _reached_by(other, point), nth, "kill"])
     elif second < 0.7:
-        plan.append([(victim + 2) % _NUM_RANKS, 0, point, nth, "kill"])  # both that have a part
+        other = (victim + 2) % _NUM_RANKS  # both that have a part
+        plan.append([other, 0, _reached_by(other, point), nth, "kill"])
     return plan
+
+
+def draw_growth(seed: int, num_steps: int) -> list[list[Any]]:
+    """Likewise, with one death, and perhaps one of a rank that comes back, while it does."""
+    rnd = random.Random(seed)
+    victim = rnd.randrange(_NUM_RANKS)
+    points = ("frame", "backward", "enter", "passed", "committed")
+    plan: list[list[Any]] = [[victim, 0, rnd.choice(points), rnd.randrange(2, num_steps - 1), "kill"]]
+    second = rnd.random()
+    if second < 0.4:
+        plan.append([victim, 1, rnd.choice(HEAL_POINTS[3:]), 1, "kill"])
+    elif second < 0.7:
+        plan.append([victim ^ 1, 0, rnd.choice(HEAL_POINTS[3:]), 2, "kill"])  # in its row; the first one was to shrink
+    return plan
+
+
+def _reached_by(rank: int, point: str) -> str:
+    """*point*, or another one that comes as often, if a rank never comes to it: all values are read from rank 0."""
+    return "backward" if point == "reply" and rank else point
 
 
 class Training(GridTraining):
@@ -184,6 +210,8 @@ class Training(GridTraining):
         while True:
             try:
                 while at < len(self.batches):
+                    if mode == "grow" and self.mesh.size() < _NUM_RANKS and not is_healed:
+                        self.mesh.grow()
                     begun_s = time.perf_counter()
                     self.losses[at] = self.step(*self.batches[at])
                     (self.first_steps_s if is_healed else self.steps_s).append(time.perf_counter() - begun_s)
@@ -197,12 +225,13 @@ class Training(GridTraining):
                     self.detected_s.append(time.time() - float(killed.read_text() or "nan"))
                     killed.unlink()
             begun_s = time.perf_counter()
+            policy = "shrink" if mode == "grow" else mode
             try:
-                self.mesh.heal(mode)
+                self.mesh.heal(policy)
             except DeviceMeshError as error:
                 if error.version < 0:
                     raise
-                self.mesh.heal(mode, rewind=True)
+                self.mesh.heal(policy, rewind=True)
                 self.num_rewinds += 1
             self.heals_s.append(time.perf_counter() - begun_s)
             is_healed = True
@@ -215,6 +244,7 @@ class Campaign:
     def __init__(self, hosts: HostMesh, folder: Path, num_steps: int, *, barrier: bool, captured: bool) -> None:
         self._hosts = hosts
         self._path = folder / "plan"
+        self._reached = self._path.with_suffix(".reached")
         self._num_steps = num_steps
         self._barrier = barrier
         self._captured = captured
@@ -235,11 +265,16 @@ class Campaign:
             self._heals_by_itself = True
         training = Training(self.mesh, self._num_steps, captured=self._captured)
         self._write(plan, [proc.restarts for proc in self.mesh.procs.procs])
+        self._reached.unlink(missing_ok=True)
         self._saboteurs.rearm.call().get()
         training.run(self._path.with_suffix(".killed"), mode)
         if self.mesh.size() < _NUM_RANKS:
             self.give_up()
         return training
+
+    def num_reached(self) -> int:
+        """The number of faults that have happened in the last run."""
+        return len(self._reached.read_text().splitlines()) if self._reached.exists() else 0
 
     def give_up(self) -> None:
         """End a mesh that is lost."""
@@ -264,7 +299,7 @@ def are_equal(one: Training, other: Training, is_smaller: bool) -> bool:
 def measure(campaign: Campaign, runs: list[tuple[Mode, int, list[list[Any]]]]) -> int:
     """All runs, of which each has a mode, a seed and its plan; the number of wrong ones."""
     expected = campaign.run([], "respawn")
-    counts = {"equal": 0, "lost": 0, "wrong": 0}
+    counts = {"equal": 0, "unharmed": 0, "lost": 0, "wrong": 0}
     heals_s: list[float] = []
     detected_s: list[float] = []
     first_steps_s: list[float] = []
@@ -277,11 +312,13 @@ def measure(campaign: Campaign, runs: list[tuple[Mode, int, list[list[Any]]]]) -
         except DeviceMeshError as error:
             both = {one[0] % 2 for one in plan if one[1] == 0}
             expects_loss = len(plan) > 1 and len(both) == 1 and plan[0][0] != plan[1][0]
-            outcome = "lost" if error.kind == "lost" and expects_loss else "wrong"
+            has_no_row = mode == "shrink" and "no row is without a dead rank" in error.cause
+            outcome = "lost" if has_no_row or (error.kind == "lost" and expects_loss) else "wrong"
             detail = f"{error.kind}: {error.cause}"
             campaign.give_up()
         else:
-            outcome = "equal" if are_equal(training, expected, training.mesh.size() < _NUM_RANKS) else "wrong"
+            is_equal = are_equal(training, expected, mode in ("shrink", "grow"))
+            outcome = "wrong" if not is_equal else "equal" if campaign.num_reached() else "unharmed"
             detail = " ".join(f"{one:.2f}" for one in training.heals_s)
             heals_s += training.heals_s
             detected_s += training.detected_s
@@ -289,7 +326,9 @@ def measure(campaign: Campaign, runs: list[tuple[Mode, int, list[list[Any]]]]) -
             steps_s += training.steps_s
             num_rewinds += training.num_rewinds
         counts[outcome] += 1
-        print(f"{seed:6} {mode:7} {outcome:6} {time.perf_counter() - begun_s:6.1f} s  {plan}  {detail}", flush=True)
+        reached = f"{campaign.num_reached()} of {len(plan)} faults"
+        took_s = time.perf_counter() - begun_s
+        print(f"{seed:6} {mode:7} {outcome:8} {took_s:6.1f} s  {reached}  {plan}  {detail}", flush=True)
     print(counts, f"{len(heals_s)} heals, {num_rewinds} of them to a version that the program followed")
     measured = {"heal": heals_s, "kill to error": detected_s, "first step after a heal": first_steps_s, "step": steps_s}
     for name, found in measured.items():
@@ -315,7 +354,8 @@ def main() -> NoReturn:
         own = own_hosts()
         campaign = Campaign(own, Path(folder), options.steps, barrier=not options.no_barrier, captured=options.captured)
         seeds = range(options.first, options.first + options.seeds)
-        runs = [(mode, seed, draw(seed, options.steps)) for mode in options.modes for seed in seeds]
+        draws = {"grow": draw_growth}
+        runs = [(mode, seed, draws.get(mode, draw)(seed, options.steps)) for mode in options.modes for seed in seeds]
         num_wrong = measure(campaign, runs)
         campaign.give_up()
     sys.stdout.flush()

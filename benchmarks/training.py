@@ -308,7 +308,7 @@ def main() -> None:
     host = monarch_hpc.this_host()
     procs = host.spawn_procs({"dp": 2}, preload=["torch", "torch.distributed.tensor"], bootstrap=one_thread)
     other = host.spawn_procs({"ranks": 2}, preload=["torch", "torch.distributed.tensor"], bootstrap=one_thread)
-    spmd(other).init("gloo")
+    spmd(other).init("cpu:gloo")  # torch's own, as in any SPMD program
     peers = other.spawn("peer", Peer)
     table = rows(procs, peers)
     monarch = Monarch(chosen.torchmonarch) if chosen.torchmonarch else None

@@ -1,5 +1,8 @@
 """Trains on a mesh of 4 x 2 ranks, of which some are killed: the losses are those of a run without deaths.
 
+Most ranks that die are started again. One is left out with its row of the mesh, which grows again two steps later; with
+fewer ranks, sums have another order, so the last digits of losses differ from there on.
+
 monarch-hpc run --local 2 examples/elastic_mesh.py
 """
 
@@ -16,7 +19,8 @@ from monarch_hpc.exceptions import DeviceMeshError
 
 NUM_STEPS = 8
 BATCH_SIZE, NUM_FEATURES, NUM_HIDDEN = 32, 16, 64
-VICTIMS = {2: (5,), 4: (0, 3), 6: (7,)}  # ranks by the step before which they are killed
+VICTIMS = {1: (5,), 2: (0, 3), 4: (7,), 7: (6,)}  # ranks by the step before which they are killed
+SHRINKS, GROWS = 4, 6  # steps: a rank that is lost in the first one is left out until the second one
 
 torch.manual_seed(0)
 mesh = Mesh(shape=(4, 2), mesh_dim_names=("data", "model"))
@@ -33,6 +37,8 @@ def train(victims: dict[int, tuple[int, ...]]) -> list[float]:
     victims = dict(victims)
     losses: list[float] = []
     while len(losses) < NUM_STEPS:
+        if len(losses) == GROWS and mesh.size() < 8:
+            print(f"step {GROWS}: {mesh.shape} grows to {mesh.grow().shape}")
         for rank in victims.pop(len(losses), ()):
             os.kill(mesh.procs.procs[rank].pid, signal.SIGKILL)
         try:
@@ -44,7 +50,7 @@ def train(victims: dict[int, tuple[int, ...]]) -> list[float]:
             losses.append(loss.item())
         except DeviceMeshError as error:
             begun_s = time.perf_counter()
-            mesh = heal_mesh(mesh)
+            mesh = heal_mesh(mesh, "shrink" if len(losses) == SHRINKS else "respawn")
             print(
                 f"step {len(losses)}: rank {error.rank} {error.kind}; healed in {time.perf_counter() - begun_s:.2f} s"
             )
@@ -63,5 +69,6 @@ while True:  # a function on all ranks, repeated if one of them dies
     except DeviceMeshError:
         mesh = heal_mesh(mesh)
 print(f"execute: right: {right}; {mesh.procs.heals} ranks were started again")
-if disturbed != undisturbed or not right:
+differs = max(abs(one - other) for one, other in zip(disturbed, undisturbed, strict=True))
+if disturbed[:SHRINKS] != undisturbed[:SHRINKS] or differs > 1e-5 or not right:
     raise SystemExit("the losses differ")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from monarch_hpc.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
-    from monarch_hpc.tensor.healing.heal import heal_mesh
+    from monarch_hpc.tensor.healing.heal import grow_mesh, heal_mesh
     from monarch_hpc.tensor.ops.proxy import MeshTensor
     from monarch_hpc.tensor.sharded.distribution import distribute
     from monarch_hpc.tensor.sharded.mesh import Mesh
@@ -19,10 +19,11 @@ _HOMES = {
     "MeshTensor": "tensor.ops.proxy",
     "RemoteOptimizer": "tensor.training.optimizer",
     "distribute": "tensor.sharded.distribution",
+    "grow_mesh": "tensor.healing.heal",
     "heal_mesh": "tensor.healing.heal",
     "module_to_mesh": "tensor.sharded.module",
 }
 
-__all__ = ["Mesh", "MeshTensor", "RemoteOptimizer", "distribute", "heal_mesh", "module_to_mesh"]
+__all__ = ["Mesh", "MeshTensor", "RemoteOptimizer", "distribute", "grow_mesh", "heal_mesh", "module_to_mesh"]
 
 __getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

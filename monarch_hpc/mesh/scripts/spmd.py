@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import os
 import socket
 from collections.abc import Iterator
@@ -27,8 +28,14 @@ _TIMEOUT_S = 300.0
 from a cold file system."""
 
 
+_GLOO = "monarch_hpc.tensor.worker.collectives.backend"
+"""Process groups over gloo whose waits a later `Spmd.init` ends, by name: this layer does not depend on them."""
+
 _gloo_ports: set[int] = set()
 """Ports at which the groups of this process have listened."""
+
+_groups: list[Any] = []
+"""The default group of this process and those that were made of it, if they are ours."""
 
 
 class _Member(Actor):
@@ -73,7 +80,11 @@ class _Member(Actor):
             )
         before = _listening_ports()
         try:
-            dist.init_process_group(backend, store=self._store, rank=rank, world_size=num_ranks, timeout=timeout)
+            if backend == "gloo":
+                _groups.append(importlib.import_module(_GLOO).DefaultGroups(addresses[rank]))
+                _groups[-1].join(self._store, rank, num_ranks, timeout)
+            else:
+                dist.init_process_group(backend, store=self._store, rank=rank, world_size=num_ranks, timeout=timeout)
         finally:
             _gloo_ports.update(_listening_ports() - before)
         return dist.get_rank()
@@ -83,7 +94,9 @@ class _Member(Actor):
         """Leave the process group."""
         import torch.distributed as dist
 
-        if dist.is_initialized():
+        if _groups:
+            _drop_groups(dist)
+        elif dist.is_initialized():
             dist.destroy_process_group()
 
 
@@ -98,12 +111,13 @@ class Spmd:
         """Set up the default process group on every proc; endpoints may then use `torch.distributed`.
 
         Blocks until all ranks have joined. Process groups that procs have already are dropped, whatever state they are
-        in: call it again when procs of the mesh were replaced, see `ProcMesh.heal`. A collective of gloo that waits in
-        an old default group fails.
+        in: call it again when procs of the mesh were replaced, see `ProcMesh.heal`. A collective of ``gloo`` that waits
+        in an old group fails, also where gloo itself would go on waiting: its groups are ours, around gloo's.
 
         Args:
-            backend: ``gloo`` for CPUs, ``nccl`` for NVIDIA GPUs, or another backend that torch has. A proc's own GPU
-                is its current device (config key `procs.gpu_visible`), so code needs no local rank.
+            backend: ``gloo`` for CPUs, whose name for torch is ``monarch_gloo``; ``nccl`` for NVIDIA GPUs; or another
+                one that torch has, such as ``cpu:gloo``, its own gloo. A proc's own GPU is its current device (config
+                key `procs.gpu_visible`), so code needs no local rank.
 
         Raises:
             TypeError: the backend is not a string.
@@ -146,6 +160,9 @@ def _drop_groups(dist: Any) -> None:
     Ranks that have been in one, and those that replace others, then give groups the same names: torch counts them, and
     keeps the count, and what it has registered, when a start fails.
     """
+    dropped, _groups[:] = list(_groups), []
+    for groups in dropped:
+        groups.end("its process group was closed: spmd(...) has set up another one, or none")
     for connection in _sockets():
         # A thread may wait in a collective for a rank that is gone, or for one that has given up. Each connection of
         # two ranks was accepted by one of them, which cuts it; gloo ends a process whose listener is cut.
@@ -169,6 +186,8 @@ def _drop_groups(dist: Any) -> None:
         registered.clear()
     c10d._unregister_all_process_groups()
     world.group_count = 0
+    for groups in dropped:
+        groups.retire()
 
 
 def _listening_ports() -> set[int]:

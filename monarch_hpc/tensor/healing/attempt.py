@@ -1,16 +1,16 @@
-"""One attempt to heal a mesh: starts ranks again or leaves rows out, and gives those that are left the state."""
+"""One attempt to heal a mesh: starts ranks again, leaves rows out or takes them in, and gives all ranks the state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_hpc.core.errors import DeviceMeshError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.tensor.healing.boxes import box_of
 from monarch_hpc.tensor.healing.plan import FillPlan, plan_fill
-from monarch_hpc.tensor.healing.shrink import region_without, smaller_regions
-from monarch_hpc.tensor.stream.engine import TensorEngine
+from monarch_hpc.tensor.healing.shrink import larger_regions, region_without, smaller_regions
+from monarch_hpc.tensor.stream.engine import TensorEngine, View
 from monarch_hpc.tensor.stream.holdings import Held, HeldPart, Restoring
 from monarch_hpc.tensor.stream.records import MeshSpec
 
@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 __all__ = ["HealAttempt"]
 
 
+class _Layout(NamedTuple):
+    """The mesh as it is to be.
+
+    Attributes:
+        region: the mesh.
+        left_out: ranks that it has no more.
+        joined: ranks that it had left out, and has again.
+        meshes: its parts with sharded tensors, by number.
+        plan: how its ranks get their state.
+    """
+
+    region: Region
+    left_out: frozenset[int]
+    joined: tuple[int, ...]
+    meshes: dict[int, MeshSpec]
+    plan: FillPlan
+
+
 class HealAttempt:
     """One attempt, after the version was decided; another one follows if a rank dies in it.
 
@@ -27,17 +45,19 @@ class HealAttempt:
         recovery: the versions of the mesh.
         engine: its engine.
         region: the mesh, of which rows may be left out.
+        whole: the mesh before ranks were left out, which are to come back; None if they are not.
     """
 
-    def __init__(self, recovery: Recovery, engine: TensorEngine, region: Region) -> None:
+    def __init__(self, recovery: Recovery, engine: TensorEngine, region: Region, whole: Region | None) -> None:
         self._recovery = recovery
         self._engine = engine
         self._ranks = recovery.ranks
         self._region = region
+        self._whole = whole
         self._specs = engine.templates.specs()
 
     def run(self, policy: Sequence[str], timeout_s: float | None, *, loads: bool) -> Region:
-        """Heal the mesh; return what is left of it.
+        """Heal the mesh; return it as it is then.
 
         Args:
             policy: see `heal_mesh`.
@@ -55,24 +75,30 @@ class HealAttempt:
         held_by = ranks.begin_asking(survivors, "held", recovery.known, recovery.mark)
         propagated_by = self._begin_packing()
         # While replacements are forked, and load what is not preloaded.
-        dead = ranks.revive([step for step in policy if step != "shrink"], timeout_s)
+        starting = [step for step in policy if step != "shrink"]
+        dead = ranks.revive(starting, timeout_s)
+        absent = {} if self._whole is None else ranks.recall(sorted(self._engine.left_out), starting, timeout_s)
         blank = [rank for rank in ranks.gone if rank not in dead]
         held: dict[int, Held] = held_by()
-        region, left_out, meshes, plan = self._layout(held, blank, dead, loads=loads, shrinks="shrink" in policy)
+        layout = self._larger_layout(held, blank, absent) if self._whole is not None and not dead else None
+        if layout is None:
+            layout = self._layout(held, blank, dead, loads=loads, shrinks="shrink" in policy)
+        region, left_out, joined, meshes, plan = layout
         self._check_lost(plan, meshes)
         for rank, pieces in plan.blank.items():
             if pieces:
                 recovery.unloaded.setdefault(rank, set()).update(pieces)
-        propagated = propagated_by() if meshes == self._meshes() else {}
+        before, propagated = self._meshes(), propagated_by()
+        moved = [number for number, spec in meshes.items() if spec != before[number]]
         self._specs.update(meshes)
-        blank = [rank for rank in blank if rank not in left_out]
+        blank = [*(rank for rank in blank if rank not in left_out), *joined]
         present = [*survivors, *blank]
-        world = [rank for rank in ranks.world if rank not in left_out]
-        orders = self._orders(plan, held, blank, meshes, present, world, propagated)
+        world = [*(rank for rank in ranks.world if rank not in left_out), *joined]
+        orders = self._orders(plan, held, blank, meshes, present, world, propagated, moved)
         digests = ranks.ask_each("restore", {rank: ((order,), {}) for rank, order in orders.items()})
         self._verify({rank: digests[rank] for rank in world}, held, plan, meshes)
-        if left_out:
-            self._leave_out(left_out, meshes)
+        if left_out or joined:
+            self._move(left_out, joined, meshes)
         ranks.mended()
         self._engine.mended(recovery.to_issue_again())
         recovery.mended()
@@ -80,21 +106,22 @@ class HealAttempt:
 
     def _layout(
         self, held: dict[int, Held], blank: list[int], dead: dict[int, str], *, loads: bool, shrinks: bool
-    ) -> tuple[Region, frozenset[int], dict[int, MeshSpec], FillPlan]:
-        """The mesh as it is to be, the ranks that are left out of it, its parts by number, and how they are filled."""
+    ) -> _Layout:
+        """The mesh with the same ranks, or with fewer if some cannot be started."""
         meshes = self._meshes()
         kept = self._recovery.sources.boxes()
         if not dead:
-            return self._region, frozenset(), meshes, plan_fill(held, blank, meshes, kept, loads=loads)
-        found: list[tuple[Region, frozenset[int], dict[int, MeshSpec], FillPlan]] = []
+            plan = plan_fill(held, blank, meshes, kept, loads=loads)
+            return _Layout(self._region, frozenset(), (), meshes, plan)
+        found: list[_Layout] = []
         smaller = smaller_regions(self._region, dead) if shrinks else []
         for region in smaller:
             left_out = frozenset(self._region.base_ranks()) - frozenset(region.base_ranks())
             parts = self._meshes_without(meshes, left_out)
             plan = plan_fill(held, [rank for rank in blank if rank not in left_out], parts, kept, loads=loads)
+            found.append(_Layout(region, left_out, (), parts, plan))
             if not plan.lost_state:
-                return region, left_out, parts, plan
-            found.append((region, left_out, parts, plan))
+                return found[-1]
         if found:
             return found[0]
         rank = min(dead)
@@ -102,15 +129,36 @@ class HealAttempt:
         cause = f"its procs could not be started: {dead[rank]}; {why}"
         raise DeviceMeshError(self._engine.name, "died", rank, cause)
 
+    def _larger_layout(self, held: dict[int, Held], blank: list[int], absent: dict[int, str]) -> _Layout | None:
+        """The largest mesh with ranks that were left out; None if there is none."""
+        assert self._whole is not None
+        meshes, world = self._meshes(), self._ranks.world
+        for region in larger_regions(self._whole, world, absent):
+            joined = tuple(rank for rank in region.base_ranks() if rank not in world)
+            parts = dict(meshes)
+            for view in self._engine.views.values():
+                if view.mesh:
+                    larger = self._larger(view, joined)
+                    sizes, ranks = larger.extent.shape, tuple(larger.base_ranks())
+                    parts[view.mesh] = meshes[view.mesh]._replace(sizes=sizes, ranks=ranks)
+            plan = plan_fill(held, [*blank, *joined], parts, self._recovery.sources.boxes())
+            if not plan.lost_state:
+                return _Layout(region, frozenset(), joined, parts, plan)
+        return None
+
+    def _larger(self, view: View, joined: Collection[int]) -> Region:
+        """A view with those of its ranks that come back, if they are whole rows of it."""
+        return region_without(view.whole, self._engine.left_out.difference(joined)) or view.region
+
     def _meshes(self) -> dict[int, MeshSpec]:
         return {number: spec for number, spec in self._specs.items() if isinstance(spec, MeshSpec)}
 
     def _begin_packing(self) -> Callable[[], dict[int, bytes]]:
-        """Ask, for each mesh that dead ranks were in, one of its other ranks for what DTensor has worked out there."""
+        """Ask one rank of each mesh for what DTensor has worked out there, if others may need it."""
         sources: dict[int, list[int]] = {}
         for number, spec in self._meshes().items():
             left = [rank for rank in spec.ranks if rank not in self._ranks.gone]
-            if left and len(left) < len(spec.ranks):
+            if left and (len(left) < len(spec.ranks) or self._whole is not None):
                 sources.setdefault(left[0], []).append(number)
         asked = [(rank, self._ranks.begin_asking([rank], "propagated", numbers)) for rank, numbers in sources.items()]
         return lambda: {number: packed for rank, wait in asked for number, packed in wait()[rank].items()}
@@ -125,23 +173,24 @@ class HealAttempt:
                 found[view.mesh] = meshes[view.mesh]._replace(sizes=sizes, ranks=ranks)
         return found
 
-    def _leave_out(self, left_out: frozenset[int], meshes: dict[int, MeshSpec]) -> None:
-        """Move all views, and so their tensors, to the ranks that are left."""
+    def _move(self, left_out: frozenset[int], joined: tuple[int, ...], meshes: dict[int, MeshSpec]) -> None:
+        """Move all views, and so their tensors, to the ranks that they have from here on."""
         engine = self._engine
         with engine.lock:
-            self._ranks.leave_out(left_out)
-            engine.left_out |= left_out
-            engine.num_ranks = len(self._ranks.world)
             views, engine.views = engine.views, {}
             for (_, is_sharded), view in views.items():
-                smaller = region_without(view.region, left_out)
-                if smaller is None:
+                region = self._larger(view, joined) if joined else region_without(view.region, left_out)
+                if region is None:
                     view.dead.clear()  # nobody has its tensors
                     continue
-                view.move(smaller)
-                engine.views[smaller, is_sharded] = view
+                view.move(region)
+                engine.views[region, is_sharded] = view
                 if is_sharded:
-                    engine.templates.replace(("mesh", smaller), view.mesh, meshes[view.mesh])
+                    engine.templates.replace(("mesh", region), view.mesh, meshes[view.mesh])
+            self._ranks.leave_out(left_out)
+            self._ranks.take_in(joined)
+            engine.left_out = (engine.left_out | left_out).difference(joined)
+            engine.num_ranks = len(self._ranks.world)
 
     # ---- what ranks do ----
 
@@ -154,6 +203,7 @@ class HealAttempt:
         present: list[int],
         world: list[int],
         propagated: dict[int, bytes],
+        moved: list[int],
     ) -> dict[int, Restoring]:
         recovery, engine = self._recovery, self._engine
         addresses = self._ranks.addresses(present)
@@ -185,7 +235,12 @@ class HealAttempt:
                 blank=plan.blank[rank],
                 failed=plan.failed[rank],
                 random=random,
-                propagated={number: propagated[number] for number in random if number in propagated},
+                propagated={
+                    number: packed
+                    for number, packed in propagated.items()
+                    if number in random or (number in moved and rank in meshes[number].ranks)
+                },
+                moved=moved,
                 dropped=plan.dropped[rank],
                 leaves=recovery.lost_leaves,
             )

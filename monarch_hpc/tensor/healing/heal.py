@@ -1,4 +1,7 @@
-"""Heals a mesh of sharded tensors: dead ranks are started again, and get the state from those that have a copy."""
+"""Heals a mesh of sharded tensors: dead ranks are started again, and get the state from those that have a copy.
+
+Also has ranks back that were left out: a heal without a death.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from monarch_hpc.mesh.healing.heal import check_policy
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.healing.attempt import HealAttempt
 from monarch_hpc.tensor.healing.ranks import RankLost
+from monarch_hpc.tensor.healing.shrink import larger_regions
 from monarch_hpc.tensor.opening import is_whole, recovery_of, sharded_view_of
 
 if TYPE_CHECKING:
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from monarch_hpc.tensor.healing.recovery import Recovery
     from monarch_hpc.tensor.stream.engine import View
 
-__all__ = ["heal_engine", "heal_mesh"]
+__all__ = ["grow_mesh", "heal_engine", "heal_mesh"]
 
 _HOUR_S = 3600.0
 _MAX_ATTEMPTS = 16
@@ -105,10 +109,71 @@ def heal_mesh(
     return mesh
 
 
+def grow_mesh(mesh: M, policy: str | Sequence[str] = ("respawn", "spares"), timeout: float | None = None) -> M:
+    """Have ranks back that a heal has left out; returns at once if there are none.
+
+    The state as it is now becomes a version, of which the ranks that come get their parts: a heal without a death. What
+    it keeps of tensors is as after `heal_mesh`: all but gradients, autograd's history, and tensors with a value for
+    each rank. If a rank dies in it, it begins again.
+
+    Args:
+        mesh: the mesh.
+        policy: how to start procs that have died: some of ``respawn``, ``spares`` and ``replace``, as of
+            `monarch_hpc.heal_mesh`. Rows with a rank that cannot be started stay left out.
+        timeout: seconds for procs to come; None for config key `procs.heal_s`.
+
+    Returns:
+        The same mesh, with more ranks.
+
+    Raises:
+        DeviceMeshError: no row can be started, and the mesh goes on as it is; or it has broken, and `heal_mesh` heals
+            it.
+        TypeError: *mesh* is not a mesh with sharded tensors, keeps no versions, or *timeout* is not a number.
+        ValueError: an unknown policy, none, or ``shrink``; or *mesh* is a part of one.
+        Exception: an operation failed, and nobody has read its result.
+    """
+    steps = check_policy(policy)
+    timeout_s = None if timeout is None else check_seconds("timeout", timeout)
+    if "shrink" in steps:
+        raise ValueError("a mesh grows by 'respawn', 'spares' or 'replace'; 'shrink' is of heal_mesh")
+    view = sharded_view_of(mesh.procs)
+    engine = view.engine
+    if not is_whole(view):
+        raise ValueError(f"{mesh.procs!r} is a part of a mesh: grow the whole one")
+    engine.check()
+    if not engine.left_out:
+        return mesh
+    recovery = recovery_of(mesh.procs)
+    absent = recovery.ranks.recall(sorted(engine.left_out), steps, timeout_s)
+    if not larger_regions(view.whole, view.ranks, absent):
+        raise _not_grown(engine, absent)
+    recovery.commit(view, num_steps=0)
+    engine.sync()
+    engine.stop_to_grow()
+    recovery.settle()
+    region = heal_engine(view, recovery, steps, timeout_s, loads=False, grows=True)
+    if region == mesh.procs.region:
+        raise _not_grown(engine, absent)
+    mesh.procs = mesh.procs._viewing(region)
+    return mesh
+
+
+def _not_grown(engine: Any, absent: dict[int, str]) -> DeviceMeshError:
+    rank = min(absent, default=-1)
+    cause = f"no row that was left out could be started: {absent.get(rank, 'its ranks died again')}"
+    return DeviceMeshError(engine.name, "died", rank, f"{cause}; it goes on without them", version=0)
+
+
 def heal_engine(
-    view: View, recovery: Recovery, policy: Sequence[str], timeout_s: float | None, *, loads: bool
+    view: View,
+    recovery: Recovery,
+    policy: Sequence[str],
+    timeout_s: float | None,
+    *,
+    loads: bool,
+    grows: bool = False,
 ) -> Region:
-    """Heal a mesh after its version was decided; return what is left of it.
+    """Heal a mesh after its version was decided; return it as it is then.
 
     Args:
         view: the mesh.
@@ -116,6 +181,7 @@ def heal_engine(
         policy: see `heal_mesh`.
         timeout_s: see `HealAttempt.run`.
         loads: see `HealAttempt.run`.
+        grows: whether ranks that were left out come back.
 
     Raises:
         DeviceMeshError: see `heal_mesh`.
@@ -129,7 +195,8 @@ def heal_engine(
                 assert engine.broken is not None
                 _check(recovery, engine.broken, rewind=True)
             recovery.is_begun = True
-            return HealAttempt(recovery, engine, view.region).run(policy, timeout_s, loads=loads)
+            attempt = HealAttempt(recovery, engine, view.region, view.whole if grows else None)
+            return attempt.run(policy, timeout_s, loads=loads)
         except RankLost as error:
             last = error
     cause = f"{_MAX_ATTEMPTS} attempts to heal it were cut off: {last}"

@@ -55,7 +55,7 @@ class Ranks:
         timeout_s: float,
     ) -> None:
         self._engine = engine
-        self._root = root
+        self._all = self._root = root
         self._workers = workers
         self._control = control
         self._abort = abort
@@ -64,6 +64,7 @@ class Ranks:
         self._places = {rank: place for place, rank in enumerate(self.world)}
         self.gone: dict[int, BaseException] = {}
         self.places: dict[int, WorkerPlace] = {}
+        self._watched: dict[int, int] = {}
         self._unwatched: set[int] = set()
         self._surveyed: DeviceMeshError | None = None
         self.whole = self.incarnations()
@@ -74,11 +75,12 @@ class Ranks:
         return [rank for rank in self.world if rank not in self.gone]
 
     def incarnations(self) -> dict[int, int]:
-        """The procs that are there."""
-        return {rank: proc.incarnation for rank, proc in self._procs().items()}
+        """The procs of the ranks that take part."""
+        procs = self._procs()
+        return {rank: procs[rank].incarnation for rank in self.world}
 
     def _procs(self) -> dict[int, ProcRef]:
-        return dict(zip(self._root.region.base_ranks(), self._root.procs, strict=True))
+        return dict(zip(self._all.region.base_ranks(), self._all.procs, strict=True))
 
     def ask(self, ranks: Iterable[int], method: str, *arguments: Any, **options: Any) -> dict[int, Any]:
         """Call a method of `RankHealing` on some ranks, all at once; return the answers.
@@ -250,21 +252,38 @@ class Ranks:
                 raise RankLost(f"rank {rank} died while others were started")
         return dead
 
+    def recall(self, ranks: Sequence[int], policy: Sequence[str], timeout_s: float | None) -> dict[int, str]:
+        """Start procs of ranks that were left out, if they are dead; return those for which there is no way."""
+        try:
+            self._all._viewing(flat_region(tuple(ranks))).heal(policy, timeout_s)
+        except MeshDied as error:
+            return {ranks[place]: text_of(problem) for place, problem in error.failures.items()}
+        return {}
+
     def addresses(self, ranks: Iterable[int]) -> dict[int, str]:
         """The IP addresses of ranks."""
         procs = self._procs()
         return {rank: str(parse_address(procs[rank].addresses[0])[0]) for rank in ranks}
 
     def leave_out(self, ranks: Iterable[int]) -> None:
-        """Go on without some ranks for good."""
+        """Go on without some ranks."""
         left_out = set(ranks)
-        self.world = tuple(rank for rank in self.world if rank not in left_out)
-        self._root = self._root._viewing(flat_region(self.world))
+        self._go_on_with([rank for rank in self.world if rank not in left_out])
+
+    def take_in(self, ranks: Iterable[int]) -> None:
+        """Go on with ranks that were left out."""
+        self._go_on_with([*self.world, *ranks])
+
+    def _go_on_with(self, ranks: Iterable[int]) -> None:
+        self.world = tuple(sorted(ranks, key=self._places.__getitem__))
+        self._root = self._all._viewing(flat_region(self.world))
 
     def watch(self, ranks: Iterable[int]) -> None:
         """Learn when ranks die, or stop by themselves."""
+        procs = self._procs()
         for rank in ranks:
             self._unwatched.discard(rank)
+            self._watched[rank] = procs[rank].incarnation
             future = self._control.slice(procs=self._places[rank]).watch.call_one()
             future.add_done_callback(partial(self._note_end, rank))
 
@@ -272,7 +291,8 @@ class Ranks:
         """Note what a rank has said of its end; on the driver."""
         error = done.exception()
         if error is not None:
-            self._engine.lose(rank, error)
+            if rank not in self._engine.left_out:
+                self._engine.lose(rank, error)
             return
         self._unwatched.add(rank)
         epoch, cause = done.result()
@@ -295,6 +315,6 @@ class Ranks:
     def mended(self) -> None:
         """Go on with all ranks, of which some were started again."""
         now = self.incarnations()
-        self.watch([rank for rank in self.world if rank in self._unwatched or now[rank] != self.whole[rank]])
+        self.watch([rank for rank in self.world if rank in self._unwatched or now[rank] != self._watched.get(rank)])
         self.whole = now
         self.gone.clear()

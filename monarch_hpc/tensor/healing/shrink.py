@@ -1,4 +1,4 @@
-"""Smaller meshes after a loss: which ranks can be left out, and what is left of each view; pure."""
+"""Smaller meshes after a loss, and larger ones again: which ranks they have, and what is left of each view; pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from monarch_hpc.core.shape import Extent, Region
 
-__all__ = ["flat_region", "region_without", "smaller_regions"]
+__all__ = ["flat_region", "larger_regions", "region_without", "smaller_regions"]
 
 
 def smaller_regions(region: Region, dead: Collection[int]) -> list[Region]:
@@ -24,6 +24,18 @@ def smaller_regions(region: Region, dead: Collection[int]) -> list[Region]:
         if left:
             found.append(region.pick(name, left))
     return sorted(found, key=lambda one: -len(one))  # stable: of several as large, the outermost dimension
+
+
+def larger_regions(whole: Region, world: Collection[int], absent: Collection[int]) -> list[Region]:
+    """The parts of a mesh with all ranks of *world* and others, of which none is absent; the largest first.
+
+    Args:
+        whole: the mesh before ranks were left out.
+        world: ranks that it has, in the mesh of procs.
+        absent: ranks that are not there.
+    """
+    found = smaller_regions(whole, absent) if absent else [whole]
+    return [one for one in found if len(one) > len(world) and set(world).issubset(one.base_ranks())]
 
 
 def region_without(region: Region, left_out: Collection[int]) -> Region | None:

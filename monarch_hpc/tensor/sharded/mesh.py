@@ -364,6 +364,12 @@ class Mesh:
 
         return heal_mesh(self, policy, timeout, rewind=rewind, checkpoint=checkpoint)
 
+    def grow(self, policy: str | Sequence[str] = ("respawn", "spares"), timeout: float | None = None) -> Mesh:
+        """Have ranks back that a heal has left out; see `monarch_hpc.distributed.grow_mesh`."""
+        from monarch_hpc.tensor.healing.heal import grow_mesh  # likewise
+
+        return grow_mesh(self, policy, timeout)
+
     def stop(self, reason: str = "") -> None:
         """End the procs, those that a heal has left out too; see `ProcMesh.stop`."""
         self._owned.stop(reason).get()

@@ -44,15 +44,27 @@ class View:
         dead: numbers of values to free.
         entries: what is known of operations by cache key, see `tensor.ops.dispatch`.
         mesh: number of the template that describes a mesh with sharded tensors; 0 if each rank has values of its own.
+        whole: the ranks before any was left out.
     """
 
-    __slots__ = ("__weakref__", "dead", "engine", "entries", "mesh", "operations", "ranks", "region", "workers")
+    __slots__ = (
+        "__weakref__",
+        "dead",
+        "engine",
+        "entries",
+        "mesh",
+        "operations",
+        "ranks",
+        "region",
+        "whole",
+        "workers",
+    )
 
     def __init__(
         self, engine: TensorEngine, region: Region, workers: ActorMesh[Any], operations: TensorOperations
     ) -> None:
         self.engine = engine
-        self.region = region
+        self.region = self.whole = region
         self.workers = workers
         self.operations = operations
         self.dead: deque[int] = deque()

@@ -29,7 +29,7 @@ class EngineState:
         broken: why no operation can be issued; None if they can.
         epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
         num_ranks: number of the ranks that take part.
-        left_out: ranks that a heal has left out for good.
+        left_out: ranks that a heal has left out, and that have not come back.
         recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
         log: what was issued since the last commit; None if nothing is issued again.
@@ -67,6 +67,11 @@ class EngineState:
         """Note that *rank* executes nothing more, because others may have left it."""
         if self.broken is None:
             self._end("diverged", rank, cause)
+
+    def stop_to_grow(self) -> None:
+        """Stop the ranks, which are to meet others."""
+        if self.broken is None:
+            self._end("grown", -1, "it was stopped to take in ranks")
 
     def failure(self) -> DeviceMeshError:
         """Why the mesh cannot go on; where this thread may wait, as a fact, for which the ranks are asked."""

@@ -164,7 +164,9 @@ class Restoring(NamedTuple):
         blank: values to make here without contents, as they are on another rank.
         failed: values to mark as failed here.
         random: how far random numbers were drawn, see `ShardedOps.draws`.
-        propagated: what DTensor has worked out for operators elsewhere, by number of the mesh; for a rank that is new.
+        propagated: what DTensor has worked out for operators elsewhere, by number of the mesh; for a rank that is new,
+            and for all where the mesh has other ranks than before.
+        moved: numbers of meshes that have other ranks than before.
         dropped: values that other ranks have dropped already.
         leaves: those whose gradients were computed before the version, and are lost.
     """
@@ -185,5 +187,6 @@ class Restoring(NamedTuple):
     failed: dict[int, int]
     random: dict[int, Any]
     propagated: dict[int, bytes]
+    moved: list[int]
     dropped: list[int]
     leaves: list[int]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -148,6 +149,32 @@ def test_each_collective_has_its_result(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         for rank, results in enumerate(pool.map(run, BOTH)):
             assert results == [expected[rank] for expected in _EXPECTED.values()]
+    for groups in both:
+        groups.close("the test is over")
+
+
+@pytest.mark.parametrize(("num", "num_elements", "most"), [(300, 4, 256), (24, 2 << 20, 10)])
+def test_what_was_sent_and_received_is_not_kept_for_ever(
+    num: int, num_elements: int, most: int, tmp_path: Path
+) -> None:
+    both = [FileGroups(rank, str(tmp_path / "store"), _LIMIT_S) for rank in BOTH]
+    kept: WeakSet[torch.Tensor] = WeakSet()
+
+    def send() -> None:
+        for tag in range(num):
+            value = torch.full((num_elements,), float(tag))
+            kept.add(value)
+            both[0].send(BOTH, [1], tag, value, 0)
+
+    with ThreadPoolExecutor() as pool:
+        sending = pool.submit(send)
+        for tag in range(num):
+            found, root = both[1].receive(BOTH, 0, tag, torch.empty(num_elements))
+            assert (found[-1].item(), root) == (tag, 0)
+        sending.result(_LIMIT_S)
+    assert len(kept) <= most
+    both[0].flush_sends()
+    assert not kept
     for groups in both:
         groups.close("the test is over")
 

@@ -1,4 +1,4 @@
-"""Meshes of sharded tensors that lose ranks, and go on without them."""
+"""Meshes of sharded tensors that lose ranks, go on without them, and have them back."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 
 from benchmarks.grid_training import GridTraining
 from monarch_hpc import HostMesh, ProcMesh
-from monarch_hpc.distributed import Mesh, distribute, heal_mesh
+from monarch_hpc.distributed import Mesh, distribute, grow_mesh, heal_mesh
 from monarch_hpc.exceptions import DeviceMeshError
+from monarch_hpc.tensor import inspect
 from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
 from tests.system.tensor.deaths import die, read_until_lost
@@ -127,4 +128,101 @@ def test_what_is_split_over_the_rows_is_put_together_of_their_parts(hosts: HostM
     assert mesh.shape == (2,)
     assert torch.equal(batch.full_tensor(), torch.arange(14.0).reshape(7, 2))
     assert (batch * weight).sum().item() == 91.0
+    mesh.stop()
+
+
+def _losing(mesh: Mesh, rank: int, value: Any, policy: str = "shrink") -> None:
+    die(mesh, rank)
+    with pytest.raises(DeviceMeshError):
+        read_until_lost(value)
+    heal_mesh(mesh, policy)
+
+
+def test_a_training_that_shrinks_and_grows_has_the_losses_of_one_that_does_not(mesh: Mesh) -> None:
+    undisturbed = GridTraining(mesh, _STEPS)
+    expected = _trained(undisturbed, {}, "shrink")
+    state = undisturbed.state()
+    del undisturbed
+    training = GridTraining(mesh, _STEPS)
+    losses: list[float] = []
+    grown = False
+    while len(losses) < _STEPS:
+        at = len(losses)
+        try:
+            if at == 1 and mesh.size() == 4 and not grown:
+                die(mesh, 2)
+            if at == 3 and not grown:
+                grown = True
+                assert mesh.shape == (1, 2)
+                assert grow_mesh(mesh) is mesh
+                assert (mesh.shape, list(mesh.procs.region.base_ranks())) == ((2, 2), [0, 1, 2, 3])
+            if at == 4 and mesh.procs.heals < 2:
+                die(mesh, 1)  # of which a rank that has come back has a copy
+            losses.append(training.step(*training.batches[at]))
+        except DeviceMeshError:
+            heal_mesh(mesh, "shrink" if not grown else "respawn")
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), **_CLOSE)
+    for one, other in zip(training.state(), state, strict=True):
+        torch.testing.assert_close(one, other, **_CLOSE)
+    assert mesh.procs.heals == 2
+
+
+def test_ranks_that_come_back_get_their_parts_of_all_tensors(hosts: HostMesh, procs: ProcMesh) -> None:
+    mesh = _mesh(hosts, dp=3)
+    batch: Any = distribute(torch.arange(14.0).reshape(7, 2), mesh, ["dp"])  # 3 rows, 3, and 1
+    weight: Any = distribute(torch.ones(2), mesh).requires_grad_()
+    part = mesh.slice(dp=slice(0, 2))
+    on_part: Any = distribute(torch.arange(6.0), part, ["dp"])
+    mesh.manual_seed(7)
+    mesh.commit()
+    assert mesh.grow() is mesh  # it has all its ranks
+    expected = mesh.rand(4, spec=["dp"]).full_tensor()
+    mesh.manual_seed(7)
+    mesh.commit()
+    _losing(mesh, 1, weight)
+    assert mesh.shape == (2,)
+    younger: Any = distribute(torch.arange(5.0), mesh, ["dp"])
+    with torch.no_grad():
+        batch.add_(1)
+    with mesh.procs.activate():
+        own: Any = torch.ones(2)
+    with pytest.raises(ValueError, match="'shrink' is of heal_mesh"):
+        grow_mesh(mesh, "shrink")
+    with pytest.raises(ValueError, match="grow the whole one"):
+        grow_mesh(mesh.slice(dp=slice(0, 1)))
+    assert mesh.grow("respawn").shape == (3,)
+    assert torch.equal(batch.full_tensor(), torch.arange(14.0).reshape(7, 2) + 1)
+    assert [batch.shard(dp=at).shape[0] for at in range(3)] == [3, 3, 1]
+    assert torch.equal(younger.full_tensor(), torch.arange(5.0))
+    assert torch.equal(on_part.full_tensor(), torch.arange(6.0))
+    assert torch.equal(mesh.rand(4, spec=["dp"]).full_tensor(), expected)
+    (batch * weight).sum().backward()
+    assert weight.grad.tolist() == [49.0, 56.0]
+    with pytest.raises(DeviceMeshError, match="could not be kept"):
+        inspect(own)
+    weight.grad = None
+    mesh.commit()
+    _losing(mesh, 2, weight, "respawn")
+    assert mesh.shape == (3,)
+    mesh.stop()
+
+
+def test_a_mesh_grows_by_rows_that_can_be_started(hosts: HostMesh, procs: ProcMesh) -> None:
+    mesh = _mesh(hosts, dp=3)
+    weight: Any = distribute(torch.ones(2), mesh)
+    mesh.commit()
+    die(mesh, 0)
+    with pytest.raises(DeviceMeshError):
+        read_until_lost(weight)
+    die(mesh, 1)
+    heal_mesh(mesh, "shrink")
+    while mesh.size() > 1:  # the second death may have come too late for this heal
+        with pytest.raises(DeviceMeshError):
+            read_until_lost(weight)
+        heal_mesh(mesh, "shrink")
+    with pytest.raises(DeviceMeshError, match=r"no row that was left out could be started.*; it goes on without them"):
+        grow_mesh(mesh, "spares")
+    assert weight.full_tensor().tolist() == [1.0, 1.0]
+    assert grow_mesh(mesh, ("spares", "respawn")).size() == 3
+    assert weight.shard(dp=1).tolist() == [1.0, 1.0]
     mesh.stop()

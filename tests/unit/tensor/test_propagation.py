@@ -14,7 +14,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug
 
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.sharded.device_mesh import RankMesh, bare_device_mesh
-from monarch_hpc.tensor.worker.sharded.propagation import pack_propagated, remember_propagated, take_propagated
+from monarch_hpc.tensor.worker.sharded.propagation import (
+    forget_propagated,
+    pack_propagated,
+    remember_propagated,
+    take_propagated,
+)
 
 _debug: Any = debug
 SPEC = MeshSpec(1, ("dp",), (2,), (0, 1), 0)
@@ -108,3 +113,34 @@ def test_meshes_do_not_share_what_they_keep() -> None:
     _rows(mesh) + _rows(mesh)
     assert len(mesh.propagated) == 1
     assert other.propagated == {}
+
+
+def _moved(mesh: RankMesh, num: int) -> RankMesh:
+    """The mesh with another number of ranks, which have taken over what is known of it."""
+    other = bare_device_mesh(MeshSpec(1, ("dp",), (num,), tuple(range(num)), 0), 0)
+    take_propagated(other, pack_propagated(mesh), was_other=True)
+    return other
+
+
+def test_a_mesh_with_other_ranks_takes_over_what_fits_it(propagator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = bare_device_mesh(SPEC, 0)
+    _compute(mesh)
+    larger, smaller = _moved(mesh, 3), _moved(mesh, 1)
+    assert 0 < len(larger.propagated) < len(mesh.propagated)  # without sizes of shards
+    assert not any("view" in str(schema.op) or "new_zeros" in str(schema.op) for schema in larger.propagated)
+    assert not any(
+        isinstance(placement, Shard)
+        for schema in _moved(mesh, 5).propagated  # more ranks than rows
+        for spec in schema.args_spec
+        for placement in spec.placements
+    )
+    monkeypatch.setattr(propagator, "_propagate_tensor_meta_non_cached", None)
+    forget_propagated(mesh)
+    assert mesh.propagated == {}
+    for one, local in ((smaller, torch.ones(4, 3)), (larger, torch.ones(2, 3))):
+        rows = _tensor(one, local, Shard(0), (4, 3))
+        found: Any = rows + rows
+        assert (found.device_mesh, found.placements) == (one, (Shard(0),))
+        assert found.to_local().shape == local.shape
+    with pytest.raises(RuntimeError, match="propagation failed"):
+        _rows(mesh) + _rows(mesh)

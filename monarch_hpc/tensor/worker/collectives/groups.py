@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import functools
 import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
 from time import monotonic, sleep
@@ -33,6 +34,15 @@ _SETTLE_S = 5.0
 """Longest wait for gloo to close connections that were cut: its one thread for them needs milliseconds."""
 
 _SETTLE_STEP_S = 0.002
+_MAX_SENT = 256
+"""Messages to other ranks that are kept, as gloo reads their memory until they have left, which only a wait tells.
+
+More than the records of a frame send, so that such a wait never is for a frame that the program has not sent yet.
+"""
+
+_MAX_SENT_BYTES = 64 << 20
+"""Likewise of their bytes: a batch's activations in a pipeline are less, and a rank has them beside its model."""
+
 _LAST_WRITE_S = 0.2
 """Longest wait for a thread of gloo that may be adding up what came before a cut."""
 
@@ -93,7 +103,8 @@ class Groups:
         self._device: Any = None
         self._ports: set[int] = set()
         self._met: set[int] = set()
-        self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+        self._sent_bytes = 0
         self.epoch = 0
         self._ended = -1
         self._lock = Lock()
@@ -163,6 +174,7 @@ class Groups:
         self._backends.clear()
         self._groups.clear()
         self._sent.clear()
+        self._sent_bytes = 0
 
     def agree(self, ranks: tuple[int, ...], *numbers: int) -> list[tuple[int, int]]:
         """Exchange numbers; return the lowest and the highest of each. Nobody gets an answer before all have asked."""
@@ -173,11 +185,12 @@ class Groups:
         found = both.tolist()
         return [(-low, high) for high, low in zip(found[: len(numbers)], found[len(numbers) :], strict=True)]
 
-    def flush_sends(self) -> None:
-        """Wait until what was sent has left."""
-        for work, _ in self._sent:
+    def flush_sends(self, num: int = 0, num_bytes: int = 0) -> None:
+        """Wait until what was sent has left, the oldest first, but for as many messages and bytes."""
+        while len(self._sent) > num or self._sent_bytes > num_bytes:
+            work, sent = self._sent.popleft()
+            self._sent_bytes -= sent.nbytes
             work.wait()
-        self._sent.clear()
 
     def of(self, ranks: tuple[int, ...]) -> NamedGroup:
         """The process group of some ranks, of which this is one."""
@@ -265,13 +278,18 @@ class Groups:
     # ---- copies between ranks ----
 
     def send(self, ranks: tuple[int, ...], targets: Sequence[int], tag: int, value: torch.Tensor, root: int) -> None:
-        """Begin to send a value, which must not change any more, with *root* as in `reduce` before it."""
+        """Begin to send a value, which must not change any more, with *root* as in `reduce` before it.
+
+        Waits for earlier ones if too many are kept. Ranks send and receive in one order, so nobody waits for this one.
+        """
         group = self.of(ranks)
-        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        if len(self._sent) >= _MAX_SENT or self._sent_bytes >= _MAX_SENT_BYTES:
+            self.flush_sends(_MAX_SENT // 2, _MAX_SENT_BYTES // 2)
         for target in targets:
             place = ranks.index(target)
             for part in (torch.tensor([root]), value):
                 self._sent.append((group.send([part], place, tag), part))
+                self._sent_bytes += part.nbytes
 
     def receive(self, ranks: tuple[int, ...], source: int, tag: int, like: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Receive a value of the shape and type of *like*; return it and the sender's *root*."""

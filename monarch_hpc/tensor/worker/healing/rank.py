@@ -231,7 +231,7 @@ class RankHealing:
         from monarch_hpc.tensor.worker.sharded.propagation import pack_propagated
 
         return {
-            number: pack_propagated(self._shardings[number].ops.mesh) for number in meshes if number in self._shardings
+            number: pack_propagated(self._shardings[number].held[0]) for number in meshes if number in self._shardings
         }
 
     def meet(self, order: Restoring) -> None:
@@ -244,12 +244,15 @@ class RankHealing:
     def restore(self, order: Restoring) -> dict[int, bytes]:
         """Exchange what ranks lack, execute operations again, and return `digests` of what this rank has."""
         from monarch_hpc.tensor.worker.healing.state import digests
-        from monarch_hpc.tensor.worker.sharded.propagation import take_propagated
+        from monarch_hpc.tensor.worker.sharded.propagation import forget_propagated, take_propagated
 
         self._world = order.world
         self._exchange(order)
+        for number in order.moved:
+            if number in self._shardings:
+                forget_propagated(self._shardings[number].ops.mesh)
         for number, packed in order.propagated.items():
-            take_propagated(self._shardings[number].ops.mesh, packed)
+            take_propagated(self._shardings[number].ops.mesh, packed, was_other=number in order.moved)
         if self._rank not in order.world:
             self._values.clear()
             self._values.update({0: None})
@@ -303,6 +306,8 @@ class RankHealing:
         values.num_failed = sum(type(value) is Failure for value in values.values())
         for number, state in order.random.items():
             self._shardings[number].ops.draws = state
+        for sharding in self._shardings.values():
+            sharding.note_moved()
         self.journal.start_at(order.version, order.mark)
 
     def unwritten(self, numbers: Sequence[int]) -> list[int]:

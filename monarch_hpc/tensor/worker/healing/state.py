@@ -68,9 +68,9 @@ def describe_values(values: Values, shardings: Mapping[int, Any]) -> Held:
         values: the values, after `spoil_unkept`.
         shardings: the sharded tensors of meshes, by number.
     """
-    meshes = {id(sharding.ops.mesh): number for number, sharding in shardings.items()}
+    meshes = {id(sharding.held[0]): number for number, sharding in shardings.items()}
     random = {number: sharding.ops.draws for number, sharding in shardings.items()}
-    specs: dict[int, MeshSpec] = {number: sharding.spec for number, sharding in shardings.items()}
+    specs: dict[int, MeshSpec] = {number: sharding.held[1] for number, sharding in shardings.items()}
     places: dict[int, int] = {}
     sizes: list[int] = []
     pieces: dict[int, HeldPart] = {}

@@ -132,7 +132,9 @@ class LocalUpdates:
 
     def has(self, update: AnyUpdate, values: Values) -> bool:
         """Whether *update* is one of them, and all that it uses is there."""
-        if update.operations is None or values.grads or (values.num_failed and update.lacks()):
+        if update.operations is None or (values.num_failed and update.lacks()):
+            return False
+        if values.grads and not values.grads.keys().isdisjoint(update.leaves):
             return False
         known = self._known.get(update.operations)
         if known is None:

@@ -13,18 +13,20 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
 
 from monarch_hpc.tensor.worker.sharded.device_mesh import RankMesh
 
-__all__ = ["pack_propagated", "remember_propagated", "take_propagated"]
+__all__ = ["forget_propagated", "pack_propagated", "remember_propagated", "take_propagated"]
 
 _MAX_KEPT = 4096
 """Calls kept for a mesh: a training has some hundreds, but shapes that change all the time must not fill the memory."""
 
+_debug: Any = debug  # declares no types
 _PLAIN = frozenset(
     {bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
@@ -68,9 +70,22 @@ def pack_propagated(mesh: RankMesh) -> bytes:
     return packed.getvalue()
 
 
-def take_propagated(mesh: RankMesh, packed: bytes) -> None:
-    """Take over what another rank of the same mesh has packed."""
-    mesh.propagated.update(_Unpickler(io.BytesIO(packed), mesh).load())
+def take_propagated(mesh: RankMesh, packed: bytes, *, was_other: bool = False) -> None:
+    """Take over what a rank of the same mesh has packed, or of one that was smaller or larger (*was_other*).
+
+    Of another mesh, DTensor might choose other placements, but these are as right. So all ranks take over the same, and
+    have forgotten before what they had themselves.
+    """
+    found: list[tuple[OpSchema, OutputSharding]] = _Unpickler(io.BytesIO(packed), mesh).load()
+    mesh.propagated.update((schema, sharding) for schema, sharding in found if not was_other or _fits(schema, sharding))
+
+
+def forget_propagated(mesh: RankMesh) -> None:
+    """Forget what is kept for a mesh, and all that DTensor keeps on this thread."""
+    mesh.propagated.clear()
+    _debug._clear_sharding_prop_cache()
+    clear_redistribute_planner_cache()
+    _gen_transform_infos.cache_clear()
 
 
 # ---- which calls are kept ----
@@ -125,6 +140,26 @@ def _is_alike_on_all_ranks(schema: OpSchema, found: OutputSharding, mesh: RankMe
     return not found.use_val_from_redistribute_schema or all(
         _is_even(leaf) for leaf in _leaves((schema.args_schema, parts)) if isinstance(leaf, DTensorSpec)
     )
+
+
+def _fits(schema: OpSchema, found: OutputSharding) -> bool:
+    """Whether what was worked out on another mesh is right on that of the specs: no rank is without elements."""
+    again = found.redistribute_schema
+    parts = (schema.args_schema, schema.kwargs_schema, found.output_spec, () if again is None else again.args_schema)
+    specs = [leaf for leaf in _leaves(parts) if isinstance(leaf, DTensorSpec)]
+    return not found.use_val_from_redistribute_schema and all(_is_large(spec) for spec in specs)
+
+
+def _is_large(spec: DTensorSpec) -> bool:
+    if spec.tensor_meta is None:
+        return False
+    sizes = list(spec.tensor_meta.shape)
+    for num, placement in zip(spec.mesh.shape, spec.placements, strict=True):
+        if isinstance(placement, Shard):
+            if sizes[placement.dim] < num:
+                return False
+            sizes[placement.dim] //= num
+    return True
 
 
 def _is_even(spec: DTensorSpec) -> bool:

@@ -33,6 +33,7 @@ class Sharding:
     Attributes:
         spec: the mesh.
         ops: how operators run.
+        held: the mesh of values that this rank has, and its spec: the former one until they are made again in a heal.
     """
 
     def __init__(self, spec: MeshSpec, rank: int, groups: Groups) -> None:
@@ -40,6 +41,9 @@ class Sharding:
         self._rank, self._groups = rank, groups
         self.spec = spec
         self.ops = ShardedOps(make_device_mesh(spec, rank, groups.of), spec.seed)
+        self.held: tuple[Any, MeshSpec] = self.ops.mesh, spec
+        # DTensor keeps results on each, and compares meshes by their ranks: those of the same must be one object.
+        self._meshes: dict[MeshSpec, Any] = {spec: self.ops.mesh}
         self._unsummed: dict[int, None] = {}
         self.ops.world = cache(partial(World, spec, rank, groups))
 
@@ -87,11 +91,17 @@ class Sharding:
         return self.ops.counter
 
     def rejoin(self, spec: MeshSpec) -> None:
-        """Replace the process groups, of which tensors go on to use the names; if ranks are left out, the mesh, too."""
-        mesh = self.ops.mesh if spec == self.spec else bare_device_mesh(spec, self._rank)
+        """Replace the process groups, of which tensors go on to use the names; for other ranks, the mesh, too."""
+        mesh = self._meshes.get(spec)
+        if mesh is None:
+            mesh = self._meshes[spec] = bare_device_mesh(spec, self._rank)
         replace_groups(mesh, spec, self._groups.of)
         self.spec, self.ops.mesh = spec, mesh
         self.ops.world = cache(partial(World, spec, self._rank, self._groups))
+
+    def note_moved(self) -> None:
+        """Note that all values are on the present mesh."""
+        self.held = self.ops.mesh, self.spec
 
     def forget_gradients(self) -> None:
         """Note that all gradients were dropped."""

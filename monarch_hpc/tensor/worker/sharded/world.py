@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from monarch_hpc.tensor.stream.records import MeshSpec
+from monarch_hpc.tensor.worker.collectives.backend import making, register_backend
 from monarch_hpc.tensor.worker.collectives.gloo import BACKEND
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
@@ -48,8 +49,7 @@ class World:
         name = f"{groups.epoch}-{spec.key}-{spec.ranks}-{spec.names}-{spec.sizes}"
         digest = hashlib.blake2b(name.encode(), digest_size=5).digest()  # the same on all ranks
         self._own = None, int.from_bytes(digest, "big") << _FIRST_GROUP_BITS
-        if BACKEND.upper() not in dist.Backend._plugins:
-            dist.Backend.register_backend(BACKEND, _make_backend, extended_api=True, devices=["cpu"])
+        register_backend()
         with self:
             dist.init_process_group(
                 BACKEND,
@@ -64,6 +64,10 @@ class World:
         """The process group of some ranks of this world; of all if empty."""
         return self._groups.of(tuple(self.ranks[place] for place in places) if places else self.ranks)
 
+    def _make_group(self, options: Any) -> NamedGroup:
+        """A group that code of modules makes, on the worker's connections, whose waits an abort ends."""
+        return self.group_of(tuple(options.global_ranks_in_group)).again()
+
     def __enter__(self) -> World:
         if not self._depth:
             state = _c10d._world
@@ -76,19 +80,16 @@ class World:
             state.default_pg, state.group_count = self._own
         self._depth += 1
         _entered.append(self)
+        making.append(self._make_group)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _entered.pop()
+        making.pop()
         self._depth -= 1
         if not self._depth:
             state = _c10d._world
             self._own = state.default_pg, state.group_count
             state.default_pg, state.group_count = self._saved
-
-
-def _make_backend(options: Any, _backend_options: Any) -> Any:
-    """A group that code of modules makes, on the worker's connections, whose waits an abort ends."""
-    return _entered[-1].group_of(tuple(options.global_ranks_in_group)).again()

@@ -77,6 +77,11 @@ def test_it_is_local_once_it_has_been_and_while_its_values_are_there() -> None:
     values[99] = Failure(3)
     values.num_failed = 1
     assert known.has(later, values)  # it does not use that
+    values.grads[98] = Failure(3)
+    assert known.has(later, values)  # nor that: another module's gradients were lost in a heal
+    values.grads[PARAMETER] = Failure(3)
+    assert not known.has(later, values)
+    del values.grads[PARAMETER]
     values[PARAMETER] = Failure(3)
     assert not known.has(later, values)
 

@@ -1,0 +1,79 @@
+"""The backend of torch.distributed with the process groups of `gloo`, and the default group of a proc that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from monarch_hpc.tensor.worker.collectives.gloo import BACKEND, GlooBackend, GlooGroup
+from monarch_hpc.tensor.worker.collectives.named import NamedGroup
+from monarch_hpc.tensor.worker.collectives.waits import Waits
+
+__all__ = ["DefaultGroups", "making", "register_backend"]
+
+making: list[Callable[[Any], NamedGroup]] = []
+"""Functions that make groups of torch's options: the last one does; that of a `World` is here while it is entered."""
+
+
+def register_backend() -> None:
+    """Make the backend known to torch, under the name `gloo.BACKEND`; in this process, once."""
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["cpu"])
+
+
+def _make(options: Any, _backend_options: Any) -> Any:
+    return making[-1](options)
+
+
+class DefaultGroups:
+    """The default process group of this proc, and those that its code makes of it: one life of torch.distributed.
+
+    Args:
+        address: this proc's IP address, at which other ranks dial it.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._waits = Waits()
+        self._backends: list[GlooBackend] = []
+        self._device: Any = None
+
+    def join(self, store: Any, rank: int, num: int, timeout: timedelta) -> None:
+        """Join the default group; returns when all ranks have.
+
+        Args:
+            store: the rendezvous.
+            rank: of this proc.
+            num: number of ranks.
+            timeout: limit of set-up and collectives.
+        """
+        register_backend()
+        making.insert(0, self._make_group)
+        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=num, timeout=timeout)
+
+    def _make_group(self, torch_options: Any) -> NamedGroup:
+        gloo: Any = dist.ProcessGroupGloo
+        if self._device is None:
+            self._device = gloo.create_device(hostname=self._address)
+        options = gloo._Options()
+        options._devices = [self._device]
+        options._timeout = torch_options.timeout
+        store, rank, num = torch_options.store, torch_options.group_rank, torch_options.group_size
+        backend = GlooBackend(self._waits.call(lambda: gloo(store, rank, num, options)), self._waits)
+        self._backends.append(backend)
+        return GlooGroup(backend, rank, num)
+
+    def end(self, cause: str) -> None:
+        """End all waits in these groups, and all to come; from any thread."""
+        if self._make_group in making:
+            making.remove(self._make_group)
+        self._waits.abort(cause)
+
+    def retire(self) -> None:
+        """Give up the groups, which torch has forgotten."""
+        for backend in self._backends:
+            backend.retire()
+        self._backends.clear()
