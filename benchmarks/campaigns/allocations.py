@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import os
+import re
 import statistics
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.campaigns.user import CALLER, PATIENCE_S, User, Verdict, nothing_left, open_lab, release
@@ -18,8 +20,9 @@ __all__ = ["calls", "ends", "runs", "tasks"]
 # Commands that run at the same time where none of them is measured.
 _LANES = 4
 _MEASURED = 100
-
-_BARE = "import time; print(time.time(), flush=True)"
+_NUM_LOOKS = 6
+_NUM_SPARE_FDS = 4
+"""Of a run that is about to begin or to end."""
 
 _SAVER = """
 import os, sys, time
@@ -65,43 +68,67 @@ print("task", mine, "kept apart" if theirs == {mine} else f"met {theirs}", flush
 
 
 def runs(options: argparse.Namespace, verdict: Verdict) -> None:
-    """Run a program many times on one allocation: the last runs begin as fast as the first."""
+    """Run a program many times on one allocation: the last runs begin as fast as the first ones of a fresh one."""
     with open_lab(2) as user:
-        user.must("alloc", "dev", "-N", "2", "-t", "600")
-        program, bare = user.write("caller.py", CALLER), user.write("bare.py", _BARE)
+        user.must("alloc", "worn", "-N", "1", "-t", "600")
+        program = user.write("caller.py", CALLER)
 
-        def timed(argv: list[str]) -> float:
+        def timed(name: str) -> float:
             begun_s = time.time()
-            done = user.lab.run(argv, timeout_s=PATIENCE_S)
+            done = user.run("run", "-a", name, program)
             lines = done.stdout.split()
-            if done.returncode or lines[1:] not in ([], ["answer"]):
+            if done.returncode or lines[1:] != ["answer"]:
                 raise SystemExit(f"a run failed with {done.returncode}: {done.stdout}{done.stderr}")
             return float(lines[0]) - begun_s
 
-        def measure() -> tuple[float, float]:
-            pairs = []
-            for _ in range(min(_MEASURED, options.count // 2)):
-                pairs.append((timed(user.argv("run", "-a", "dev", program)), timed([sys.executable, bare])))
-            return (
-                statistics.median(ours / floor for ours, floor in pairs),
-                statistics.median(ours for ours, _ in pairs),
-            )
-
-        measure()  # the first few warm caches
-        first, first_s = measure()
+        num_measured = min(_MEASURED, options.count // 3)
+        num_before = options.count - num_measured
+        sizes = [_agent_size(user)]
         with ThreadPoolExecutor(_LANES) as lanes:
-            between = range(max(0, options.count - 3 * min(_MEASURED, options.count // 2)))
-            list(lanes.map(lambda _: timed(user.argv("run", "-a", "dev", program)), between))
-        last, last_s = measure()
-        print(
-            f"median to the first line: {first_s:.3f} s, then {last_s:.3f} s; {first:.1f} and {last:.1f} times python"
-        )
-        verdict.say(
-            f"the last of {options.count} runs begin as fast as the first", f"{last / first:.3f}", last <= 1.1 * first
-        )
-        (shown,) = json.loads(user.must("status", "--json"))["allocations"]
-        verdict.say("no run is left", shown["runs"], not shown["runs"])
+            for first in range(0, num_before, num_before // _NUM_LOOKS + 1):
+                batch = range(first, min(first + num_before // _NUM_LOOKS + 1, num_before))
+                list(lanes.map(lambda _: timed("worn"), batch))
+                sizes.append(_agent_size(user))
+                print(f"  after {batch.stop} runs: {sizes[-1]}", flush=True)
+        # In turns, since the machine changes from minute to minute.
+        user.must("alloc", "fresh", "-N", "1", "-t", "600")
+        timed("fresh")
+        pairs = [(timed("worn"), timed("fresh")) for _ in range(num_measured)]
+        worn, fresh = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(worn / fresh for worn, fresh in pairs)
+        print(f"median to the first line of {num_measured} pairs: worn {worn:.3f} s, fresh {fresh:.3f} s")
+        what = f"the last of {options.count} runs, times those of a fresh allocation"
+        verdict.say(what, f"{ratio:.3f}", ratio <= 1.1)
+        # The first runs fill caches.
+        warm, last = sizes[1], _agent_size(user)
+        fds = f"{warm.num_fds}, then {last.num_fds}"
+        verdict.say("descriptors of agent and zygote", fds, last.num_fds <= warm.num_fds + _NUM_SPARE_FDS)
+        print(f"memory of both: {warm.memory_kib} KiB, then {last.memory_kib} KiB")
+        print(f"files: {warm.num_files}, then {last.num_files}; `logs.keep_runs` runs keep theirs")
+        left = [run for one in user.allocations() for run in one["runs"]]
+        verdict.say("runs left", left or 0, not left)
         release(user, verdict)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What the agents of the first host hold."""
+
+    memory_kib: int
+    num_fds: int
+    num_files: int
+
+
+def _agent_size(user: User) -> _Size:
+    pids = [pid for pid, command in user.lab.processes("alice", "n1") if "monarch_hpc.agent" in command]
+    memory = fds = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):  # a proc that has ended
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            memory += sum(int(number) for number in re.findall(r"^Private_\w+: +(\d+)", rollup, re.MULTILINE))
+            fds += len(os.listdir(f"/proc/{pid}/fd"))
+    folder = user.lab.home() / "monarch-hpc"
+    return _Size(memory, fds, sum(1 for path in folder.rglob("*") if path.is_file()))
 
 
 def calls(options: argparse.Namespace, verdict: Verdict) -> None:
