@@ -13,6 +13,7 @@ an end, no process or job left, nobody else's death, 99 % of the causes right.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import sys
@@ -106,14 +107,19 @@ class Campaign:
             cells = f"{name:22}{line.num:6}{ended:7}"
             cells += f"{_ms(line.took_s, 50):>9}{_ms(line.took_s, 99):>9}{_ms(line.healed_s, 50):>15}"
             print(cells + (f"{right:>8}/{ended}" if ended else ""))
+        print(self.summary)
+        for text in [*self.violations, *self.left, *(wrong for line in self.lines.values() for wrong in line.wrong)]:
+            print(text)
+
+    @property
+    def summary(self) -> str:
+        """What was done and found so far, in a line."""
         num = sum(line.num for line in self.lines.values())
-        print(
+        return (
             f"{num} faults in {self.num_runs} runs, {self.num_messages} messages beside them:"
             f" {len(self.violations)} violations, {self.hung} hung, {len(self.left)} left behind,"
             f" {self.causes_right:.2%} of the causes right"
         )
-        for text in [*self.violations, *self.left, *(wrong for line in self.lines.values() for wrong in line.wrong)]:
-            print(text)
 
     @property
     def causes_right(self) -> float:
@@ -166,10 +172,11 @@ def main() -> int:
     dice, campaign = random.Random(seed), Campaign()
     kind = LAB if arguments.lab else EMBEDDED
     runs = draw(arguments.faults, kind, arguments.per_run, dice, arguments.only)
-    with open_lab() if arguments.lab else open_embedded() as place:
+    # Ctrl-C ends a long campaign with the results so far.
+    with contextlib.suppress(KeyboardInterrupt), open_lab() if arguments.lab else open_embedded() as place:
         for number, faults in enumerate(runs):
-            print(f"run {number + 1} of {len(runs)}", file=sys.stderr, flush=True)
             campaign.suffer(place, faults, dice.randrange(2**31), dice)
+            print(f"run {number + 1} of {len(runs)}: {campaign.summary}", file=sys.stderr, flush=True)
     campaign.print()
     return 0 if campaign.good else 1
 

@@ -13,7 +13,7 @@ from monarch_hpc.core.ids import Role
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.message import Message, make, parse
 from monarch_hpc.wire.control.programs import (
     InputTaken,
     ProgramEnded,
@@ -29,10 +29,15 @@ from monarch_hpc.wire.control.programs import (
     WriteInput,
 )
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["ProgramClient"]
+
+_ANSWERS: dict[str, type[Message]] = {
+    cls.__name__: cls
+    for cls in (InputTaken, ProgramEnded, ProgramOutput, ProgramStarted, Refused, SignalSent, SubmitJob)
+}
+"""What the head tells a client. The other messages are not loaded: a program's first line waits for that."""
 
 
 class ProgramClient:
@@ -138,7 +143,10 @@ class ProgramClient:
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Handle a message from the head."""
-        match decode(frame.body):
+        name, document = parse(frame.body)
+        if name not in _ANSWERS:
+            return
+        match make(_ANSWERS[name], document):
             case ProgramOutput() as output:
                 self._on_output(output)
                 return

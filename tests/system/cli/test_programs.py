@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.agent.programs import launcher
 from monarch_hpc.attach.head.orders import shut_down
 from monarch_hpc.core.storage.files import read_json, write_json
 from monarch_hpc.testing import wait_until
@@ -42,6 +43,30 @@ def test_streams_input_folder_and_exit_code_pass(home: Path) -> None:
     assert first.startswith("run ") and " on local0; it outlives this terminal: 'monarch-hpc attach " in first
     assert second == str(home)
     assert (home / "made").stat().st_mode & 0o777 == 0o640
+
+
+def test_the_way_to_a_first_line_loads_little() -> None:
+    """The launcher loads no enumerations, and a client none of the messages that agents and procs exchange."""
+    argv = [
+        sys.executable,
+        "-P",
+        "-I",
+        "-S",
+        "-X",
+        "importtime",
+        launcher.__file__,
+        str(os.getpid()),
+        "/",
+        "18",
+        "true",
+    ]
+    launched = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stderr
+    assert "ctypes" in launched
+    assert not [name for name in ("enum", "signal", "termios") if f" {name}\n" in launched]
+    shown = "import sys, monarch_hpc.attach.program_client; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout.split()
+    others = ("table", "scribe", "procs", "succession", "kept")
+    assert not [name for name in others if f"monarch_hpc.wire.control.{name}" in loaded]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""An ordinary user of a Slurm lab of its own, for campaigns, and what these find."""
+"""An ordinary user of a Slurm lab of its own, and the findings of a campaign."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -10,13 +11,30 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
 
-__all__ = ["PATIENCE_S", "User", "Verdict", "open_lab"]
+__all__ = ["CALLER", "PATIENCE_S", "User", "Verdict", "nothing_left", "open_lab", "release"]
 
 PATIENCE_S = 300.0
 """Longest wait for one command."""
+
+CALLER = """
+import time
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, text):
+        return text
+
+print(time.time(), flush=True)
+print(monarch_hpc.hosts().slice(hosts=0).spawn_procs().spawn("echo", Echo).echo.call_one("answer").get(), flush=True)
+"""
+"""A program that prints when it begins, and an answer of an actor on the first host."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,13 @@ class User:
         path.chmod(mode)
         return str(path)
 
+    def allocations(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.must("status", "--json"))["allocations"]
+        return found
+
+    def runs(self) -> list[str]:
+        return [run["run"] for one in self.allocations() for run in one["runs"]]
+
     def jobs(self) -> dict[str, str]:
         lines = self.lab.run(["squeue", "--me", "-h", "-o", "%j %T"], check=True).stdout.splitlines()
         return dict(line.split() for line in lines)
@@ -74,3 +99,18 @@ def open_lab(num_hosts: int) -> Iterator[User]:
         os.chmod(folder, 0o755)
         with SlurmLab("campaign", base=Path(folder) / "lab", num_hosts=num_hosts, tied=True) as lab:
             yield User(lab)
+
+
+def release(user: User, verdict: Verdict) -> None:
+    """Release all allocations; nothing is left of them."""
+    done = user.run("release", "--all")
+    verdict.say("release", done.stdout.strip() or done.stderr, not done.returncode)
+    verdict.say("jobs left", user.jobs() or 0, not user.jobs())
+    nothing_left(user, verdict)
+
+
+def nothing_left(user: User, verdict: Verdict) -> None:
+    """Check that no process of the user is left on any host."""
+    with contextlib.suppress(TimeoutError):
+        wait_until("the end of all processes", user.left, 60.0, accept=lambda left: not left)
+    verdict.say("processes left", user.left() or 0, not user.left())
