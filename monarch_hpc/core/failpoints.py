@@ -18,6 +18,7 @@ __all__ = ["FAILPOINTS", "FAILPOINTS_VARIABLE", "arm", "failpoint"]
 FAILPOINTS_VARIABLE = "MONARCH_HPC_FAILPOINTS"
 
 FAILPOINTS: Mapping[str, str] = {
+    "agent.cast": "an agent has a message for several procs, and has passed it on to none yet",
     "agent.close": "an agent is told that a run is over, and has ended nothing yet",
     "agent.keep": "an agent is told that a mesh is kept, and does not know it yet",
     "agent.spawn": "an agent has an order to start procs, and has started none yet",
@@ -29,7 +30,7 @@ FAILPOINTS: Mapping[str, str] = {
 }
 """All names, and what is true there."""
 
-_ACTIONS = ("kill", "raise")
+_ACTIONS = ("kill", "raise", "stop")
 _RULE = re.compile(r"(?P<name>[a-z.]+)(?:@(?P<host>\d+))?=(?P<action>[a-z]+)")
 
 
@@ -47,7 +48,7 @@ def arm(text: str, host: int = -1) -> None:
 
     Args:
         text: ``NAME=ACTION`` or ``NAME@HOST=ACTION``, several with commas. ``kill`` ends the process by SIGKILL,
-            ``raise`` raises `RuntimeError` there.
+            ``stop`` stops it until it gets SIGCONT, ``raise`` raises `RuntimeError` there.
         host: rank of this process's host; rules for other hosts do not apply.
 
     Raises:
@@ -75,4 +76,7 @@ def failpoint(name: str) -> None:
     rule.done = True
     if rule.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if rule.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
     raise RuntimeError(f"failpoint {name}: {FAILPOINTS[name]}")

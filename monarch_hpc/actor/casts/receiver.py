@@ -106,6 +106,13 @@ class CastReceiver:
             self._deliver(order.direct(lambda: self._dispatch(channel, frame)))
         return True
 
+    def take_cancel(self, channel: MessageLink, frame: Frame) -> None:
+        """Repeat a cancellation behind the direct messages that are held back: the call may be one of them."""
+        order = self._senders.get(self._sender(channel))
+        if order is not None and order.num_held:
+            with self._lock:
+                self._deliver(order.direct(lambda: self._dispatch(channel, frame)))
+
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
         """Handle a cast, a mark, or the agent's order to combine results.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from monarch_hpc.actor.cell.cancellation import limit_of
 from monarch_hpc.actor.cell.cell import Cell
 from monarch_hpc.actor.cell.end import CLEANUP_S
 from monarch_hpc.actor.cell.replies import Replier, death_of
 from monarch_hpc.actor.messages.line import MessageLink
-from monarch_hpc.core.errors import ActorDied, DeliveryUnknown
+from monarch_hpc.core.errors import ActorDied, CallTimeout, DeliveryUnknown
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine.engine import Engine
@@ -84,8 +85,11 @@ class Actors:
                 cell.stop(channel, frame)
             elif frame.reply:
                 self._replier.reply(channel, frame.reply, None)
-        elif kind is Kind.CANCEL and cell is not None:
-            cell.cancel(channel, frame.reply)
+        elif kind is Kind.CANCEL:
+            if cell is not None:
+                cell.cancel(channel, frame.reply)
+            else:
+                self._withdraw(channel, frame)
 
     def close_port(self, number: int) -> None:
         """Forget a port: messages to it are dropped from now on."""
@@ -99,6 +103,16 @@ class Actors:
             kept = self._early[frame.dest] = []
             self._engine.call_later(_EARLY_S, partial(self._give_up, frame.dest, kept))
         kept.append((channel, frame))
+
+    def _withdraw(self, channel: MessageLink, frame: Frame) -> None:
+        """Answer a cancelled call to an actor that may be on its way here: it does not begin."""
+        kept = self._early.get(frame.dest, [])
+        for early in list(kept):
+            if early[0] is channel and early[1].reply == frame.reply:
+                kept.remove(early)
+                channel.consumed(frame.dest, cost_of(early[1]))
+                where = f"actor {frame.dest:x} on {self._replier.host}"
+                self._replier.reply_failure(channel, frame.reply, where, CallTimeout(where, (), limit_of(early[1])))
 
     def _give_up(self, actor: int, kept: list[tuple[MessageLink, Frame]]) -> None:
         if self._early.get(actor) is kept:

@@ -20,7 +20,7 @@ from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.wire.frames import Buffer, Frame
 
-__all__ = ["LIMITED", "Cancellations", "Due", "Mail", "limited"]
+__all__ = ["LIMITED", "Cancellations", "Due", "Mail", "limit_of", "limited"]
 
 LIMITED = 1 << 63
 """Bit of a reply slot: the body of the call begins with its time limit in seconds."""
@@ -43,6 +43,14 @@ Key = tuple[int, MessageLink]
 def limited(limit_s: float, body: Buffer) -> bytes:
     """Prefix the body of a call with its time limit in seconds; see `LIMITED`."""
     return _LIMIT.pack(limit_s) + body
+
+
+def limit_of(frame: Frame) -> float:
+    """The time limit of a call that has just arrived, in seconds; 0 without a valid one."""
+    if frame.reply < LIMITED or len(frame.body) < _LIMIT.size:
+        return 0.0
+    limit_s: float = _LIMIT.unpack_from(frame.body)[0]
+    return limit_s if math.isfinite(limit_s) else 0.0
 
 
 Refuse = Callable[[MessageLink, int, int, float], None]
@@ -87,8 +95,7 @@ class Cancellations:
     def arrive(self, channel: MessageLink, frame: Frame) -> None:
         """Start the time limit of a call that has arrived, and strip the limit from its body."""
         note_deadline()
-        limit_s = _LIMIT.unpack_from(frame.body)[0] if len(frame.body) >= _LIMIT.size else 0.0
-        limit_s = limit_s if math.isfinite(limit_s) else 0.0
+        limit_s = limit_of(frame)
         self._due[frame.reply, channel] = self._clock() + limit_s, limit_s
         frame.body = memoryview(frame.body)[_LIMIT.size :]
 

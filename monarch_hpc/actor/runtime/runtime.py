@@ -319,7 +319,11 @@ class Runtime:
             self.casts.in_flight.on_notes(frame)
         elif kind is Kind.CAST or kind is Kind.MARK or kind is Kind.REDUCE:
             self._receive_cast(channel, frame)
-        elif kind is Kind.CANCEL or self._receiver is None or not self._receiver.take_direct(channel, frame):
+        elif kind is Kind.CANCEL:
+            self.actors.dispatch(channel, frame)
+            if self._receiver is not None:  # what it cancels may be held back
+                self._receiver.take_cancel(channel, frame)
+        elif self._receiver is None or not self._receiver.take_direct(channel, frame):
             self.actors.dispatch(channel, frame)
 
     def _receive_cast(self, channel: MessageLink, frame: Frame) -> None:

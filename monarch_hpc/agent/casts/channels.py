@@ -15,6 +15,7 @@ from monarch_hpc.agent.casts.router import Router
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError, TransportError
+from monarch_hpc.core.failpoints import failpoint
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.storage.segment import fix
@@ -188,6 +189,7 @@ class CastChannels:
         for buffer in frame.buffers if not isinstance(frame.buffers, RefusedBuffers) else ():
             fix(memoryview(buffer))  # procs map it, where it arrived in shared memory
         self._upstreams.add(channel)
+        failpoint("agent.cast")
         self._router.on_cast(channel, frame, enters=enters)
 
     def _on_question(self, channel: FrameChannel, frame: Frame) -> None:

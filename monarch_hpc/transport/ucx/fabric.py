@@ -141,14 +141,17 @@ class UcxFabric:
             self._waiting.append(started)
             return
         self._waiting = [started]
-        self._thread = Thread(self._start)
+        try:
+            self._thread = Thread(self._start)
+        except RuntimeError as error:
+            self._started(None, f"UCX does not start: {error}")
 
     def _start(self) -> None:
         worker: _ucx.Worker | None = None
         problem = ""
-        if self._rdma:
-            self._try_rdma()
         try:
+            if self._rdma:
+                self._try_rdma()
             with hold_forks(), _starting, _environment(self._variables):
                 library = load_library(self._library)
                 if library.reason:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.process.thread import Thread
+from monarch_hpc.transport.ucx.headroom import find_shortage
 
 __all__ = ["Candidate", "Library", "Refusal", "find_warnings", "load_library", "name_transports", "plan_candidates"]
 
@@ -148,13 +149,18 @@ def find_warnings(transports: Iterable[str], adapters: Iterable[str], interfaces
     return tuple(warnings)
 
 
-@functools.cache
 def load_library(named: str = "") -> Library:
-    """Load libucp for the life of this process, or return the reason why there is none.
+    """Load libucp for the life of this process, or return the reason why there is none, or why it must not be used now.
 
     Args:
         named: the only file to try, from the configuration; empty to search for one.
     """
+    shortage = find_shortage()
+    return Library(reason=shortage) if shortage else _load_once(named)
+
+
+@functools.cache
+def _load_once(named: str) -> Library:
     name = os.path.abspath(named) if "/" in named else named
     found: list[Library | Exception] = []
 

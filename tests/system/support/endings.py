@@ -1,6 +1,7 @@
-"""A program that ends fabrics while they are busy: `python -m tests.system.support.endings FABRIC COUNT`.
+"""A program that ends fabrics while they are busy: `python -m tests.system.support.endings FABRIC COUNT [PROGRAMS]`.
 
-A program and not a test: what it could find is that libucp ends the process.
+A program and not a test: what it could find is that libucp ends the process. With PROGRAMS, so many processes end COUNT
+fabrics each and then themselves; it prints how they ended, and fails unless all did in good order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
@@ -117,11 +119,41 @@ def run_endings(libucp: str, fabric: str, count: int) -> list[str]:
     return done.stdout.splitlines() if not done.returncode else [f"exit status {done.returncode}"]
 
 
-if __name__ == "__main__":
-    for way in itertools.islice(itertools.cycle(ways(sys.argv[1])), int(sys.argv[2])):
-        end(sys.argv[1], way)
-    if sys.argv[1] in UCX:
+def end_all(fabric: str, endings: Iterable[Way]) -> None:
+    """Do all *endings*, and say what is left of UCX."""
+    for way in endings:
+        end(fabric, way)
+    if fabric in UCX:
         from monarch_hpc.transport.ucx import _ucx
 
         print(_ucx.num_abandoned(), "abandoned")
     print("ended in good order")
+
+
+def run_programs(fabric: str, count: int, programs: int) -> Counter[str] | None:
+    """Fork *programs* processes, one after the other, and return how they ended; None in each of them, when it is done.
+
+    They are forked before UCX is loaded, and leave through the end of the interpreter.
+    """
+    found: Counter[str] = Counter()
+    endings = itertools.cycle(ways(fabric))
+    for _ in range(programs):
+        own = [next(endings) for _ in range(count)]
+        pid = os.fork()
+        if not pid:
+            end_all(fabric, own)
+            return None
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        found[f"signal {-code}" if code < 0 else f"exit status {code}"] += 1
+    return found
+
+
+if __name__ == "__main__":
+    name, number, *more = sys.argv[1:]
+    if more:
+        outcome = run_programs(name, int(number), int(*more))
+        if outcome is not None:
+            print(name, *(f"{times} x {how}" for how, times in outcome.most_common()), sep=", ")
+            sys.exit(set(outcome) != {"exit status 0"})
+    else:
+        end_all(name, itertools.islice(itertools.cycle(ways(name)), int(number)))

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from monarch_hpc.actor.cell.actors import Actors
+from monarch_hpc.actor.cell.cancellation import LIMITED, limited
 from monarch_hpc.core.errors import ActorDied, DeliveryUnknown
 from monarch_hpc.wire.frames import Frame, Kind
 
@@ -69,6 +70,23 @@ def test_messages_that_overtake_their_actor_wait_for_it_and_keep_their_order(wor
     assert world.handled == [(7, b"told"), (7, b"asked"), (7, b"later")]
     world.let_time_pass()
     assert not world.failed and world.returned == 0
+
+
+def test_a_call_that_is_cancelled_before_its_actor_is_here_does_not_begin(world: World) -> None:
+    for reply, body in ((1, b"first"), (2, b"cancelled"), (3, b"last")):
+        world.get(Kind.CALL, 7, body, reply)
+    world.get(Kind.CALL, 7, limited(1.5, b"late"), LIMITED | 4)
+    world.get(Kind.CANCEL, 7, reply=2)
+    world.get(Kind.CANCEL, 7, reply=LIMITED | 4)
+    world.get(Kind.CANCEL, 7, reply=9)
+    world.get(Kind.CANCEL, 8, reply=1)
+    assert [(reply, str(error)) for reply, error in world.failed.items()] == [
+        (2, "no answer within 0 s from actor 7 on h"),
+        (LIMITED | 4, "no answer within 1.5 s from actor 7 on h"),
+    ]
+    assert world.returned == 2
+    world.get(Kind.SPAWN, 7)
+    assert world.handled == [(7, b"first"), (7, b"last")]
 
 
 def test_an_actor_that_does_not_come_is_given_up(world: World) -> None:
