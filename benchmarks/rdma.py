@@ -33,17 +33,21 @@ from benchmarks.pairs import Gone, Perftest
 from benchmarks.programs import MEMORY_PACKAGES, cache, find_python, install
 from benchmarks.programs import Gone as NotInstalled
 from monarch_hpc import Actor, ActorMesh, endpoint
-from monarch_hpc.rdma import RDMAAction, RDMABuffer, RDMAState
+from monarch_hpc.rdma import RDMAAction, RDMABuffer, RDMAState, empty
 
 _Made = TypeVar("_Made")
 
 MIB = 2**20
-PEERS = ("ucx", "tcp", "perftest", *MEMORY_PACKAGES)
-GOALS = {"ucx": 0.9, "perftest": 0.9, "torchmonarch": 5.0, "nixl": 2.0}
+PEERS = ("ucx", "ucx_tcp", "tcp", "perftest", "perftest_private", "perftest_tcp", *MEMORY_PACKAGES)
+GOALS = {"ucx": 0.9, "perftest_private": 0.9, "torchmonarch": 5.0, "nixl": 2.0}
 """Lowest ratio of our get to that of a peer."""
 
-_OWN = ("ucx", "tcp")
-"""Our own buffers, carried by frames over these fabrics."""
+_SHARED = "ours, rdma.empty"
+PAIR_GOALS = {(_SHARED, "perftest"): 0.9, (_SHARED, "memcpy"): 0.8, ("ucx_tcp", "perftest_tcp"): 0.8}
+"""Lowest ratio of a get of the first to that of the second."""
+
+_OWN = ("ucx", "ucx_tcp", "tcp")
+"""Our own buffers, carried over these fabrics."""
 
 _PIECES_S = 0.5
 """Longest time of a list there."""
@@ -60,9 +64,10 @@ class Owner(Actor):
     """Lends memory."""
 
     @endpoint
-    def share(self, num_bytes: int) -> RDMABuffer:
-        """A buffer of sevens."""
-        self._data = np.full(num_bytes, 7, np.uint8)
+    def share(self, num_bytes: int, shared: bool = False) -> RDMABuffer:
+        """A buffer of sevens; *shared*: in memory that others can map."""
+        self._data = empty(num_bytes, np.uint8) if shared else np.empty(num_bytes, np.uint8)
+        self._data[:] = 7
         return RDMABuffer(self._data)
 
     @endpoint
@@ -117,9 +122,11 @@ def measure_copy(num_bytes: int, num_rounds: int) -> float:
     return best_of(num_rounds, lambda: np.copyto(target, source))
 
 
-def measure_ours(owner: ActorMesh[Owner], num_bytes: int, num_rounds: int) -> tuple[dict[str, float], str]:
+def measure_ours(
+    owner: ActorMesh[Owner], num_bytes: int, num_rounds: int, *, shared: bool = False
+) -> tuple[dict[str, float], str]:
     """Seconds of a get and a put of *num_bytes*, and what carried them."""
-    buffer = owner.share.call_one(num_bytes).get(_PATIENCE_S)
+    buffer = owner.share.call_one(num_bytes, shared).get(_PATIENCE_S)
     here = np.zeros(num_bytes, np.uint8)
     found = {
         "get": best_of(num_rounds, lambda: buffer.read_into(here).get(_PATIENCE_S)),
@@ -181,8 +188,8 @@ def measure_peer(peer: str, num_bytes: int, num_rounds: int, venvs: Path) -> dic
     Raises:
         Gone, NotInstalled: it cannot be measured here.
     """
-    if peer == "perftest":
-        test = Perftest("shm", None)
+    if peer.startswith("perftest"):
+        test = Perftest(peer.partition("_")[2] or "shm", None)
         # Its rounds are one after the other, without pauses; the best of three runs counts.
         runs = {"get": "fetch", "put": "store"}
         return {
@@ -235,6 +242,7 @@ def main() -> int:
             ours, path = measure_ours(owner, num_bytes, num_rounds)
             copy_s = measure_copy(num_bytes, num_rounds)
             rows.setdefault(f"ours, {path}", []).append(ours)
+            rows.setdefault(_SHARED, []).append(measure_ours(owner, num_bytes, num_rounds, shared=True)[0])
             rows.setdefault("memcpy", []).append({"get": copy_s, "put": copy_s})
             for peer in peers:
                 try:
@@ -257,7 +265,14 @@ def main() -> int:
         print(f"{name:16} {'   '.join(cells)}")
     for peer, problem in problems.items():
         print(f"{peer:16} {problem}")
-    missed = read_s > call_s or any(
+    missed = False
+    for (own_name, peer), goal in PAIR_GOALS.items():
+        if rows.get(own_name) and rows.get(peer):
+            both = zip(rows[own_name], rows[peer], strict=False)
+            ratio = statistics.median(theirs["get"] / own["get"] for own, theirs in both)
+            missed |= ratio < goal
+            print(f"{own_name} to {peer}: {ratio:.2f}x (goal {goal})")
+    missed |= read_s > call_s or any(
         ratios[peer, "get"] < goal for peer, goal in GOALS.items() if (peer, "get") in ratios
     )
     pieces_bytes = _PIECES * _PIECE_BYTES

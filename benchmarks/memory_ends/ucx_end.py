@@ -12,10 +12,14 @@ from benchmarks.rdma import Owner, measure_ours, measure_pieces
 __all__ = ["measure_over"]
 
 
-def measure_over(fabric: str, order: str) -> None:
-    """Measure between this process and a proc whose `fabric.order` is *order*; the path must begin with *fabric*."""
+def measure_over(fabric: str, order: str, **settings: str) -> None:
+    """Measure between this process and a proc whose `fabric.order` is *order*; the path must begin with *fabric*.
+
+    Args:
+        settings: values of other keys of the configuration, by the name of their variable.
+    """
     num_bytes, num_rounds = map(int, sys.argv[1:])
-    os.environ["MONARCH_HPC_FABRIC__ORDER"] = order
+    os.environ |= {"MONARCH_HPC_FABRIC__ORDER": order, **settings}
     with monarch_hpc.hosts() as hosts, hosts.spawn_procs(per_host={"p": 1}) as procs:
         owner = procs.spawn("owner", Owner)
         found, path = measure_ours(owner, num_bytes, num_rounds)
