@@ -177,6 +177,7 @@ def test_nothing_else_names_a_module_above_it() -> None:
         ("slurm.commands.through_client", "monarch_hpc.attach.submission"),
         ("actor.context", "monarch_hpc.mesh.program.controller"),
         ("mesh.view", "monarch_hpc.tensor.active"),
+        ("mesh.scripts.spmd", "monarch_hpc.tensor.worker.collectives.backend"),
         ("mesh.calls.endpoint", "monarch_hpc.tensor.actor_calls"),
         ("job.telemetry", "monarch_hpc.cli"),
     }

@@ -22,7 +22,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from monarch_hpc.tensor.stream.records import ModulePlan
 from monarch_hpc.tensor.worker.sharded.calls import current_ops, global_placements
 from monarch_hpc.tensor.worker.training.gradients import SummedGradients
-from monarch_hpc.tensor.worker.training.placed import batch_dims_of, behind_dtensor, dims_of_group, placed_as
+from monarch_hpc.tensor.worker.training.placed import (
+    batch_dims_of,
+    behind_dtensor,
+    dims_of_group,
+    placed_as,
+    window_of,
+)
 
 __all__ = ["HostedModule", "build", "forward", "set_training", "tensors"]
 
@@ -47,6 +53,7 @@ class HostedModule:
         buffers = [_place(module, name) for name, _ in module.named_buffers()]
         self.is_local = plan.out_dims is not None
         self._runner = module
+        self._gates = [torch.zeros((), requires_grad=flag) for flag in (False, True)]
         self._scale = 1
         self.gradients: SummedGradients | None = None
         if self.is_local:
@@ -150,7 +157,7 @@ class HostedModule:
             return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
         if torch.is_grad_enabled():
-            gate = torch.zeros((), requires_grad=any(param.requires_grad for param in self.params))
+            gate = self._gates[any(param.requires_grad for param in self.params)]
             made = _Inner.apply(self, run, gate, *inputs)  # type: ignore[no-untyped-call]
         else:
             made = run(inputs)
@@ -161,7 +168,11 @@ class HostedModule:
     def _global(self, own: torch.Tensor, shape: tuple[int, ...]) -> DTensor:
         assert self.plan.out_dims is not None
         dims = tuple(dim if dim < len(shape) else -1 for dim in self.plan.out_dims)
-        return placed_as(own, self.ops.mesh, global_placements(dims), shape, "the module returned a tensor of shape")
+        placements, what = global_placements(dims), "the module returned a tensor of shape"
+        if own.requires_grad and torch.is_grad_enabled():
+            placed: DTensor = _Placed.apply(own, self.ops.mesh, placements, shape, what)  # type: ignore[no-untyped-call]
+            return placed
+        return placed_as(own, self.ops.mesh, placements, shape, what)
 
     def backward(self, results: list[torch.Tensor], grads: list[Any], given: list[torch.Tensor]) -> list[Any]:
         """Run the module's part of a backward pass; return the gradients of its arguments."""
@@ -205,6 +216,27 @@ class _Inner(torch.autograd.Function):
         return None, None, None, *found
 
 
+class _Placed(torch.autograd.Function):
+    """A rank's part as a sharded tensor; of a gradient that is whole on each rank its backward takes this rank's part.
+
+    DTensor's own backward would work out how to redistribute it, each time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, mesh: Any, placements: Any, shape: tuple[int, ...], what: str) -> DTensor:
+        ctx.placed = placements, window_of(shape, mesh, placements)
+        return placed_as(own, mesh, placements, shape, what)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        placements, window = ctx.placed
+        if isinstance(grad, DTensor) and grad.placements != placements:
+            if all(isinstance(one, Replicate) for one in grad.placements):
+                return grad._local_tensor[window], None, None, None, None
+            grad = grad.redistribute(placements=placements)
+        return getattr(grad, "_local_tensor", grad), None, None, None, None
+
+
 def _seed_generators(seed: int) -> None:
     """Seed this process's generators: torch.manual_seed queues work, and a stack trace, for each absent accelerator."""
     torch.default_generator.manual_seed(seed)
@@ -223,7 +255,8 @@ def _local_part(tensor: DTensor) -> torch.Tensor:
         tensor = tensor.redistribute(
             placements=[Replicate() if isinstance(one, Partial) else one for one in tensor.placements]
         )
-    return tensor.to_local()
+    own = tensor._local_tensor
+    return own if not tensor.requires_grad and type(own) is torch.Tensor else tensor.to_local()
 
 
 def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -13,7 +13,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from monarch_hpc.core.shape import contiguous_strides
 
-__all__ = ["batch_dims_of", "behind_dtensor", "dims_of_group", "placed_as", "placements_on"]
+__all__ = ["batch_dims_of", "behind_dtensor", "dims_of_group", "placed_as", "placements_on", "window_of"]
 
 _NUM_CACHED = 1024
 """Number of shapes whose parts are at hand."""
@@ -78,6 +78,13 @@ def placed_as(
 @functools.lru_cache(_NUM_CACHED)
 def _part_of(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[0])
+
+
+@functools.lru_cache(_NUM_CACHED)
+def window_of(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[slice, ...]:
+    """The indices of this rank's part of a tensor."""
+    sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
+    return tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
 
 
 def behind_local(tensor: torch.Tensor) -> torch.Tensor:
