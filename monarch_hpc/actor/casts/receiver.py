@@ -98,20 +98,17 @@ class CastReceiver:
     # ---- in ----
 
     def take_direct(self, channel: MessageLink, frame: Frame) -> bool:
-        """Take a direct message if its sender also casts, and deliver it in order; False for other senders."""
+        """Take a direct message if its sender also casts, and deliver it in order; False for other senders.
+
+        A cancellation is not taken: it comes before all others. If messages are held back, it is repeated behind them,
+        since the call may be one of them.
+        """
         order = self._senders.get(self._sender(channel))
-        if order is None:
+        if order is None or (frame.kind is Kind.CANCEL and not order.num_held):
             return False
         with self._lock:
             self._deliver(order.direct(lambda: self._dispatch(channel, frame)))
-        return True
-
-    def take_cancel(self, channel: MessageLink, frame: Frame) -> None:
-        """Repeat a cancellation behind the direct messages that are held back: the call may be one of them."""
-        order = self._senders.get(self._sender(channel))
-        if order is not None and order.num_held:
-            with self._lock:
-                self._deliver(order.direct(lambda: self._dispatch(channel, frame)))
+        return frame.kind is not Kind.CANCEL
 
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
         """Handle a cast, a mark, or the agent's order to combine results.
@@ -142,7 +139,8 @@ class CastReceiver:
             return
         cast = parse_cast(frame)
         self._agent = channel
-        line = CastLine(self, channel, cast, self._mark_of(cast.origin))
+        # The agents may still have casts of a program that is known here to be gone.
+        line = CastLine(self, channel, cast, self._mark_of(cast.origin), self._connections.loss_of(cast.origin))
         if cast.kind is Kind.CALL:
             self._lines[cast.origin, cast.number] = line
         with self._lock:

@@ -8,12 +8,17 @@ from functools import partial
 from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink, ProcLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Connections"]
+
+_KEEP_LOST = 4096
+"""Number of lost channels that are remembered: a message that another process passes on may arrive after the loss of
+its sender, by seconds at most."""
 
 
 class Connections:
@@ -24,6 +29,7 @@ class Connections:
 
     Attributes:
         channels: links to other processes by incarnation; those that have ended may still be among them.
+        lost: why the latest channels that were lost have ended, by incarnation.
         loopback: the link to this process; None in a forked child.
         find_allocation: called with an allocation that this process does not belong to, before one of its procs is
             dialled; may make the process belong to it.
@@ -32,6 +38,7 @@ class Connections:
     def __init__(self, engine: Engine, deliver: Callable[[MessageLink, Frame], None]) -> None:
         self.engine = engine
         self.channels: Mapping[int, FrameChannel] = {}
+        self.lost: Recent[int, TransportError] = Recent(_KEEP_LOST)
         self.loopback: LoopbackLink | None = None
         self.find_allocation: Callable[[str], object] = lambda _allocation: None
         self._deliver = deliver
@@ -54,6 +61,11 @@ class Connections:
     def drop(self) -> None:
         """In a forked child: drop the links of the parent; their use raises `ForkedError`."""
         self.channels, self.loopback = {}, None
+
+    def loss_of(self, incarnation: int) -> TransportError | None:
+        """Why a process that had a channel to this one has none any more; None if it has one, or never had one."""
+        channel = self.channels.get(incarnation)
+        return self.lost.get(incarnation) if channel is None or channel.error is not None else None
 
     @property
     def node(self) -> Node:

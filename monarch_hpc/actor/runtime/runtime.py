@@ -319,10 +319,6 @@ class Runtime:
             self.casts.in_flight.on_notes(frame)
         elif kind is Kind.CAST or kind is Kind.MARK or kind is Kind.REDUCE:
             self._receive_cast(channel, frame)
-        elif kind is Kind.CANCEL:
-            self.actors.dispatch(channel, frame)
-            if self._receiver is not None:  # what it cancels may be held back
-                self._receiver.take_cancel(channel, frame)
         elif self._receiver is None or not self._receiver.take_direct(channel, frame):
             self.actors.dispatch(channel, frame)
 
@@ -358,6 +354,7 @@ class Runtime:
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Handle the end of a channel: fail everything that waits for it."""
         incarnation = channel.peer.incarnation
+        self.connections.lost[incarnation] = error
         lost = [number for number, slot in list(self._slots.items()) if slot.incarnation == incarnation]
         for number in lost:
             self._lost_slot(number, error)
@@ -370,8 +367,7 @@ class Runtime:
             self._receiver.on_lost(incarnation, error)
 
     def _lost_slot(self, number: int, error: TransportError) -> None:
-        slot = self._slots.pop(number, None)
-        if slot is not None:
+        if (slot := self._slots.pop(number, None)) is not None:
             self.recorder.failed(number)
             self.causes.explain(slot.incarnation, slot.where, error, slot.answer)
 

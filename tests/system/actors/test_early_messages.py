@@ -93,7 +93,7 @@ def test_what_overtakes_its_actor_is_handled_and_what_is_cancelled_is_not(
         caller, dying = here.spawn("caller", Caller), doomed.spawn("dying", Caller)
         late = procs.spawn("late", Sum)
         agent = agent_pid(1)
-        wait_until("the agent stands still", lambda: stat.state if (stat := read_stat(agent)) else "", accept="T".__eq__)
+        wait_until("the agent stands still", lambda: getattr(read_stat(agent), "state", ""), accept="T".__eq__)
         try:
             to = late.slice(hosts=1)
             caller.tell.call_one(to, 1).get(_PATIENCE_S)
