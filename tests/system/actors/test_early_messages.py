@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,8 @@ def test_what_overtakes_its_actor_is_handled_and_what_is_cancelled_is_not(
 ) -> None:
     with hosts.spawn_procs(name="main") as procs, hosts.slice(hosts=0).spawn_procs(name="doomed") as doomed:
         here, there = procs.slice(hosts=0), procs.slice(hosts=1)
-        there.spawn("patient", Patient).initialized.get(_PATIENCE_S)
+        patient: Any = there.spawn("patient", Patient)
+        patient.initialized.get(_PATIENCE_S)
         caller, dying = here.spawn("caller", Caller), doomed.spawn("dying", Caller)
         late = procs.spawn("late", Sum)
         agent = agent_pid(1)
