@@ -81,3 +81,23 @@ def test_a_future_ends_once() -> None:
         found.wait()
     with pytest.raises(RuntimeError, match="rank 1 died"):
         waits.future(given, lambda: None)
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_a_failure_is_one_for_c_code_too(aborted: bool) -> None:
+    # DDP reads results in C++: it would take an exception for a tensor that is none there, and crash.
+    waits, given = Waits(), torch.futures.Future[int]()
+    together = torch.futures.collect_all([waits.future(given, lambda: None)])
+    if aborted:
+        waits.abort("rank 1 died")
+    else:
+        given.set_exception(ValueError("rank 1 died"))
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        together.wait()
+
+
+def test_a_value_arrives_after_what_comes_with_it() -> None:
+    waits, given, done = Waits(), torch.futures.Future[int](), list[int]()
+    found = waits.future(given, lambda: done.append(1))
+    given.set_result(7)
+    assert (found.wait(), done) == (7, [1])

@@ -54,7 +54,7 @@ class Waits:
         for caller in idle:
             caller.end()
         for future in futures:
-            future.set_exception(RuntimeError(self.cause))
+            future.set_result((None, RuntimeError(self.cause)))
 
     def check(self) -> None:
         """Raise if the waits have ended."""
@@ -102,26 +102,36 @@ class Waits:
             given: a future of torch.
             after: called once it has a value.
         """
-        found: Any = torch.futures.Future()
+        outcome: Any = torch.futures.Future()
+        # Of one on which `set_exception` is called, C++ code takes the error for the value, and DDP crashes.
+        found = outcome.then(_unwrap)
         with self._lock:
             self.check()
-            self._futures.add(found)
+            self._futures.add(outcome)
 
         def settle(done: Any) -> None:
             with self._lock:
-                if found not in self._futures:
+                if outcome not in self._futures:
                     return
-                self._futures.discard(found)
+                self._futures.discard(outcome)
             try:
                 value = done.value()
                 after()
             except Exception as error:  # noqa: BLE001 for the code that waits in it
-                found.set_exception(error)
+                outcome.set_result((None, error))
             else:
-                found.set_result(value)
+                outcome.set_result((value, None))
 
         given.add_done_callback(settle)
         return found
+
+
+def _unwrap(outcome: Any) -> Any:
+    """The value of an outcome, or its error as an exception."""
+    value, error = outcome.value()
+    if error is not None:
+        raise error
+    return value
 
 
 class _Call:
