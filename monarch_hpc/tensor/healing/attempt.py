@@ -77,7 +77,7 @@ class HealAttempt:
         # While replacements are forked, and load what is not preloaded.
         starting = [step for step in policy if step != "shrink"]
         dead = ranks.revive(starting, timeout_s)
-        absent = {} if self._whole is None else ranks.recall(sorted(self._engine.left_out), starting, timeout_s)
+        absent = {} if self._whole is None else ranks.bring_back(sorted(self._engine.left_out), starting, timeout_s)
         blank = [rank for rank in ranks.gone if rank not in dead]
         held: dict[int, Held] = held_by()
         layout = self._larger_layout(held, blank, absent) if self._whole is not None and not dead else None

@@ -144,7 +144,7 @@ def grow_mesh(mesh: M, policy: str | Sequence[str] = ("respawn", "spares"), time
     if not engine.left_out:
         return mesh
     recovery = recovery_of(mesh.procs)
-    absent = recovery.ranks.recall(sorted(engine.left_out), steps, timeout_s)
+    absent = recovery.ranks.bring_back(sorted(engine.left_out), steps, timeout_s)
     if not larger_regions(view.whole, view.ranks, absent):
         raise _not_grown(engine, absent)
     recovery.commit(view, num_steps=0)

@@ -252,7 +252,7 @@ class Ranks:
                 raise RankLost(f"rank {rank} died while others were started")
         return dead
 
-    def recall(self, ranks: Sequence[int], policy: Sequence[str], timeout_s: float | None) -> dict[int, str]:
+    def bring_back(self, ranks: Sequence[int], policy: Sequence[str], timeout_s: float | None) -> dict[int, str]:
         """Start procs of ranks that were left out, if they are dead; return those for which there is no way."""
         try:
             self._all._viewing(flat_region(tuple(ranks))).heal(policy, timeout_s)

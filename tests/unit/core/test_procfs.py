@@ -99,9 +99,8 @@ def test_a_command_line_is_read_in_words() -> None:
 
 def test_an_environment_larger_than_most_is_read_whole() -> None:
     large = {f"V{number}": "x" * 1000 for number in range(100)}
-    with subprocess.Popen(
-        ["cat"], env={**os.environ, **large}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    environment = {**os.environ, **large}
+    with child(subprocess.Popen(["cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(b"-\n")
         process.stdin.flush()
