@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, get_ident
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_a_future_ends_once() -> None:
 @pytest.mark.parametrize("aborted", [True, False])
 def test_a_failure_is_one_for_c_code_too(aborted: bool) -> None:
     # DDP reads results in C++: it would take an exception for a tensor that is none there, and crash.
-    waits, given = Waits(), torch.futures.Future[int]()
+    waits, given = Waits(), torch.futures.Future[Any]()
     together = torch.futures.collect_all([waits.future(given, lambda: None)])
     if aborted:
         waits.abort("rank 1 died")
