@@ -305,7 +305,8 @@ def test_captured_steps_are_versions_and_end_with_a_heal(mesh: Mesh) -> None:
     assert mesh.version == done + STEPS
     _check_equal(training, losses)
     # The first call makes the optimizer's state, two are recorded, and then two after the heal: the last is left.
-    assert training.on_ranks.num_replays == 2, training.on_ranks.reason
+    # The call with the dead rank is a replay, too, unless the death was known before it was sent.
+    assert training.on_ranks.num_replays in (1, 2), training.on_ranks.reason
     assert [error.kind for error in training.errors] == ["died"]
 
 
