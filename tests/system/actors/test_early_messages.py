@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -39,6 +38,10 @@ class Patient(Actor):
 
     def __init__(self) -> None:
         actors._EARLY_S = _PATIENCE_S
+
+    @endpoint
+    def begun(self) -> bool:
+        return True
 
 
 class Caller(Actor):
@@ -90,8 +93,7 @@ def test_what_overtakes_its_actor_is_handled_and_what_is_cancelled_is_not(
 ) -> None:
     with hosts.spawn_procs(name="main") as procs, hosts.slice(hosts=0).spawn_procs(name="doomed") as doomed:
         here, there = procs.slice(hosts=0), procs.slice(hosts=1)
-        patient: Any = there.spawn("patient", Patient)
-        patient.initialized.get(_PATIENCE_S)
+        assert there.spawn("patient", Patient).begun.call_one().get(_PATIENCE_S)
         caller, dying = here.spawn("caller", Caller), doomed.spawn("dying", Caller)
         late = procs.spawn("late", Sum)
         agent = agent_pid(1)

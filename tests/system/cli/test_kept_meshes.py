@@ -49,14 +49,6 @@ class Weights(monarch_hpc.Actor):
         return sum(channel.peer.role is Role.CONTROLLER for channel in Runtime.current.node.channels.values())
 
     @monarch_hpc.endpoint
-    def wait_alone(self, path):
-        from monarch_hpc.actor.runtime.runtime import Runtime
-        from monarch_hpc.core.ids import Role
-        while any(channel.peer.role is Role.CONTROLLER for channel in list(Runtime.current.node.channels.values())):
-            time.sleep(0.01)
-        open(path, "w").close()
-
-    @monarch_hpc.endpoint
     def say(self, words):
         print(words, flush=True)
 
