@@ -19,12 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from monarch_hpc.core.process.fork import Owned, watch_forks
 from monarch_hpc.core.process.thread import Thread
-from monarch_hpc.tensor.worker.sharded import calls, communication, world
+from monarch_hpc.tensor.worker.collectives import backend
+from monarch_hpc.tensor.worker.sharded import calls, communication
 
 __all__ = ["Turns"]
 
 _c10d: Any = dist.distributed_c10d
-_stacks: tuple[list[Any], ...] = (calls._current, communication._active, world._entered)
+_stacks: tuple[list[Any], ...] = (calls._current, communication._active, backend.making)
 
 
 class _RankThread(local):

@@ -144,6 +144,22 @@ def test_modules_on_the_ranks_have_a_world(local: Any) -> None:
     assert len(queued) == num_queued  # a call leaves nothing behind for absent accelerators
 
 
+def test_groups_that_modules_make_are_those_of_their_rank(local: Any) -> None:
+    def parallelize(module: Any, _mesh: Any) -> Any:
+        # A rank that waits for others hands over in the middle: they make groups of theirs meanwhile.
+        for _ in range(3):
+            summed = torch.tensor([2.0 ** dist.get_rank()])
+            group = dist.new_group(list(range(4)))
+            dist.all_reduce(summed, group=group)
+            assert (dist.get_rank(group), summed.item()) == (dist.get_rank(), 0b1111)
+        return module
+
+    mesh = Mesh(procs=local)
+    model = module_to_mesh(nn.Linear(4, 2), mesh, remote=True, parallelize=parallelize, out_spec=["dp"])
+    x = distribute(torch.ones(8, 4), mesh, ["dp"])
+    assert model(x).full_tensor().shape == (8, 2)
+
+
 def test_names_of_this_package_work(local: Any) -> None:
     @remote(propagate=lambda x, _group: x * 1)
     def summed(x: torch.Tensor, group: Any) -> torch.Tensor:

@@ -14,8 +14,14 @@ from monarch_hpc.tensor.worker.collectives.waits import Waits
 
 __all__ = ["DefaultGroups", "making", "register_backend"]
 
-making: list[Callable[[Any], NamedGroup]] = []
-"""Functions that make groups of torch's options: the last one does; that of a `World` is here while it is entered."""
+Make = Callable[[Any], NamedGroup]
+"""Makes a group of torch's options."""
+
+making: list[Make] = []
+"""Those of the `World`s that are entered, of which the last one makes groups."""
+
+_default: list[Make] = []
+"""That of the default groups of this proc, if it has some: makes groups outside worlds."""
 
 
 def register_backend() -> None:
@@ -25,7 +31,7 @@ def register_backend() -> None:
 
 
 def _make(options: Any, _backend_options: Any) -> Any:
-    return making[-1](options)
+    return (making or _default)[-1](options)
 
 
 class DefaultGroups:
@@ -51,7 +57,7 @@ class DefaultGroups:
             timeout: limit of set-up and collectives.
         """
         register_backend()
-        making.insert(0, self._make_group)
+        _default[:] = [self._make_group]
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=num, timeout=timeout)
 
     def _make_group(self, torch_options: Any) -> NamedGroup:
@@ -68,8 +74,8 @@ class DefaultGroups:
 
     def end(self, cause: str) -> None:
         """End all waits in these groups, and all to come; from any thread."""
-        if self._make_group in making:
-            making.remove(self._make_group)
+        if self._make_group in _default:
+            _default.clear()
         self._waits.abort(cause)
 
     def retire(self) -> None:

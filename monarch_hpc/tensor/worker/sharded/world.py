@@ -26,8 +26,6 @@ _c10d: Any = dist.distributed_c10d
 _FIRST_GROUP_BITS = 24
 """Bits of a group's name that number the groups of one world; the others tell worlds apart."""
 
-_entered: list[World] = []
-
 
 class World:
     """The ranks of one mesh as a world: rank 0 to n - 1, row by row; to be entered by the worker's thread alone.
@@ -71,7 +69,7 @@ class World:
     def __enter__(self) -> World:
         if not self._depth:
             state = _c10d._world
-            if state.default_pg is not None and not _entered:
+            if state.default_pg is not None and not making:
                 raise RuntimeError(
                     "this proc has a default process group of torch.distributed, which an actor made: modules that "
                     "live on the ranks need procs without one"
@@ -79,14 +77,12 @@ class World:
             self._saved = state.default_pg, state.group_count
             state.default_pg, state.group_count = self._own
         self._depth += 1
-        _entered.append(self)
         making.append(self._make_group)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _entered.pop()
         making.pop()
         self._depth -= 1
         if not self._depth:
