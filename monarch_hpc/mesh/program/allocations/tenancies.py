@@ -54,8 +54,7 @@ class Tenancies:
         self._lock = RLock()  # held while one is opened or left
         self._known: dict[str, Tenancy] = {}
         self._lost: list[Tenancy] = []
-        self._why_lost: dict[str, str] = {}
-        self._lost_attached: Tenancy | None = None  # the first
+        self._first_lost: dict[str, Tenancy] = {}  # by allocation
 
     # ---- for any thread ----
 
@@ -74,16 +73,15 @@ class Tenancies:
     def lose(self, tenancy: Tenancy) -> None:
         """Drop a tenancy whose allocation is gone; its resources are released later. On the driver."""
         if self._known.pop(tenancy.allocation, None) is not None:
-            self._why_lost.setdefault(tenancy.allocation, tenancy.over)
-            if tenancy.outlives and self._lost_attached is None:
-                self._lost_attached = tenancy
+            self._first_lost.setdefault(tenancy.allocation, tenancy)
             self._publish()
             self._lost.append(tenancy)
             self._ended(tenancy)
 
     def why_lost(self, allocation: str) -> str:
         """Why contact with an allocation was lost, as it was for the first time; empty if it never was."""
-        return self._why_lost.get(allocation, "")
+        lost = self._first_lost.get(allocation)
+        return "" if lost is None else lost.over
 
     # ---- opening ----
 
@@ -97,7 +95,7 @@ class Tenancies:
         with self._lock:
             if (found := next(iter(self.all()), None)) is not None:
                 return found
-            if (lost := self._lost_attached) is not None:
+            if (lost := next((one for one in list(self._first_lost.values()) if one.outlives), None)) is not None:
                 return self._open(open_attached(lost.directory, lost.name))
             return self._open(open_allocation())
 
@@ -156,7 +154,7 @@ class Tenancies:
                 return known
         try:
             tenancy = self._make(opened)
-            lost = self.why_lost(tenancy.allocation)
+            lost = self._first_lost.get(tenancy.allocation)
             self._known[tenancy.allocation] = tenancy
             try:
                 self._begun(tenancy)
@@ -166,22 +164,13 @@ class Tenancies:
             except BaseException as error:
                 self._known.pop(tenancy.allocation, None)
                 self._ended(tenancy)
-                if isinstance(error, AllocationError) and lost:
-                    raise AllocationError(tenancy.name, self._told_of(tenancy.allocation)) from error
+                if isinstance(error, AllocationError) and lost is not None:
+                    raise AllocationError(tenancy.name, _advice(lost)) from error
                 raise
         except BaseException:
             opened.resources.close()
             raise
         return tenancy
-
-    def _told_of(self, allocation: str) -> str:
-        """What is left to do where contact with an allocation was lost."""
-        lost, does = self._lost_attached, "has ended this program's procs, and does not take the program back"
-        end = "'monarch-hpc status' lists the allocation if it lives"
-        if lost is not None and lost.allocation == allocation and lost.keeps:
-            does = "takes this program for lost"
-            end = f"in the latter case, takeover({lost.run!r}) gives the procs back that its run still holds; {end}"
-        return f"contact with it was lost, so that it {does}: {ANEW}; {end}"
 
     # ---- leaving ----
 
@@ -226,3 +215,13 @@ class Tenancies:
             tenancy.resources.close()
         except Exception as error:  # noqa: BLE001 the others must be released, too
             _log.error("allocation %s could not be given back: %s", tenancy.name, summary_of(error))
+
+
+def _advice(lost: Tenancy) -> str:
+    """What is left to do where contact with an allocation was lost."""
+    does, end = "has ended this program's procs, and does not take the program back", ""
+    if lost.keeps:
+        does = "takes this program for lost"
+        end = f"in the latter case, takeover({lost.run!r}) gives the procs back that its run still holds; "
+    listed = "'monarch-hpc status' lists the allocation if it lives"
+    return f"contact with it was lost, so that it {does}: {ANEW}; {end}{listed}"
