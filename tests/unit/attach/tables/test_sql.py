@@ -28,8 +28,6 @@ from monarch_hpc.telemetry.kept.chunks import render as render_chunk
 from monarch_hpc.telemetry.kept.parts import write_part
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.sql.given import GivenRows, render
-from monarch_hpc.telemetry.sql.planning import Planner
-from monarch_hpc.telemetry.sql.problems import explain
 from monarch_hpc.wire.control.questions import AskSql, Portion, Rows, SqlAnswer
 from monarch_hpc.wire.tables.history import METRICS, MetricRow
 from monarch_hpc.wire.tables.pieces import AnswerPart, parse_question, sql_tables
@@ -40,6 +38,8 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 from monarch_hpc.telemetry.kept.arrow import table_of_rows  # noqa: E402
 from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, results_of  # noqa: E402
+from monarch_hpc.telemetry.sql.planning import Planner  # noqa: E402
+from monarch_hpc.telemetry.sql.problems import explain  # noqa: E402
 from monarch_hpc.telemetry.sql.results import pack  # noqa: E402
 
 _PATIENCE_S = 60.0
