@@ -37,7 +37,7 @@ _ANSWERS: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (InputTaken, ProgramEnded, ProgramOutput, ProgramStarted, Refused, SignalSent, SubmitJob)
 }
-"""What the head tells a client. The other messages are not loaded: a program's first line waits for that."""
+"""Messages of the head to a client. The others are not loaded: a program's first line waits for that."""
 
 
 class ProgramClient:
