@@ -28,7 +28,12 @@ ALWAYS = {
     "UCX_WARN_UNUSED_ENV_VARS": "n",
     "UCX_KEEPALIVE_INTERVAL": "2s",
 }
-OVER_TCP = {"UCX_TCP_TX_SEG_SIZE": "65536", "UCX_TCP_USER_TIMEOUT": "10s", "UCX_NET_DEVICES": "hsn0,hsn1"}
+OVER_TCP = {
+    "UCX_TCP_TX_SEG_SIZE": "65536",
+    "UCX_TCP_USER_TIMEOUT": "10s",
+    "UCX_NET_DEVICES": "hsn0,hsn1",
+    "UCX_KEEPALIVE_INTERVAL": "inf",
+}
 
 
 def configured(*, trusted: bool = False, **ucx: object) -> Config:
@@ -73,17 +78,17 @@ def test_on_a_trusted_network_tcp_uses_the_chosen_interfaces(
 
 
 def test_the_configuration_says_otherwise() -> None:
-    config = configured(trusted=True, transports="tcp,self", devices="eth7", port_range="31000-31999", keepalive_s=0.5)
+    config = configured(trusted=True, transports="tcp,self", devices="eth7", port_range="31000-31999")
     assert variables(config, machine=CLUSTER) == {
         **ALWAYS,
         **OVER_TCP,
         "UCX_TLS": "tcp,self",
         "UCX_NET_DEVICES": "eth7",
         "UCX_TCP_PORT_RANGE": "31000-31999",
-        "UCX_KEEPALIVE_INTERVAL": "0.5s",
     }
-    config = configured(devices="mlx5_1:1", port_range="31000-31999")
+    config = configured(devices="mlx5_1:1", port_range="31000-31999", keepalive_s=0.5)
     expected = {"UCX_TLS": f"{SHARED_MEMORY},{CUDA},ib", **ALWAYS, "UCX_NET_DEVICES": "mlx5_1:1"}
+    expected["UCX_KEEPALIVE_INTERVAL"] = "0.5s"
     assert variables(config, machine=CLUSTER) == expected
 
 
