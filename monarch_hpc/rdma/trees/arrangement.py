@@ -74,24 +74,32 @@ def arrange(leaves: dict[str, Leaf]) -> Arrangement:
     entries = {}
     for key, leaf in leaves.items():
         shared = range_of.get(key)
-        if shared is not None and id(shared) not in numbers:
-            numbers[id(shared)] = len(ranges)
-            ranges.append(shared)
-        at = leaf.strides
-        strides = Strides(0 if shared is None else at.first - shared.first, *at[1:])
-        region = -1 if shared is None else numbers[id(shared)]
-        entries[key] = Entry(leaf.kind, leaf.dtype, leaf.device, leaf.form, region, strides, leaf.box, leaf.whole)
+        at, first, region = leaf.strides, 0, -1
+        if shared is not None:
+            region = numbers.setdefault(id(shared), len(ranges))
+            if region == len(ranges):
+                ranges.append(shared)
+            first = at.first - shared.first
+        strides = tuple.__new__(Strides, (first, at.shape, at.steps, at.item_bytes))
+        form = (leaf.kind, leaf.dtype, leaf.device, leaf.form)
+        entries[key] = tuple.__new__(Entry, (*form, region, strides, leaf.box, leaf.whole))
     return Arrangement(ranges, entries)
 
 
-def join_ranges(ranges: list[Range]) -> list[Range]:
-    """The ranges to register, by device and address: those of host memory that lie side by side are one."""
+def join_ranges(ranges: list[Range]) -> tuple[list[Range], list[Range]]:
+    """The ranges to register, by device and address, and that of them which holds each of *ranges*.
+
+    Those of host memory that lie side by side are one.
+    """
     joined: list[Range] = []
+    holders: dict[int, Range] = {}
     for one in sorted(ranges, key=lambda one: (one.device, one.first)):
         last = joined[-1] if joined else None
         if last is not None and last.device == one.device == "cpu" and one.first - last.last <= _GAP_BYTES:
             last.last = max(last.last, one.last)
             last.leaves += one.leaves
         else:
-            joined.append(Range(one.first, one.last, one.device, list(one.leaves)))
-    return joined
+            last = Range(one.first, one.last, one.device, list(one.leaves))
+            joined.append(last)
+        holders[id(one)] = last
+    return joined, [holders[id(one)] for one in ranges]

@@ -72,6 +72,10 @@ class ArrayLibrary(Protocol):
         """
         ...
 
+    def look_again(self, what: str, data: Any, signature: tuple[Any, ...]) -> Leaf:
+        """The same as `look`, for less where what its `signature` has found helps; for what is no shard."""
+        ...
+
     def glance(self, data: Any) -> object:
         """What is equal for the same object as long as its signature is, at a fraction of the cost.
 

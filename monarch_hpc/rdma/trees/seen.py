@@ -7,7 +7,6 @@ signature.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import pickle
 import weakref
@@ -17,15 +16,15 @@ from typing import Any
 
 from monarch_hpc.core.storage.segment import find
 from monarch_hpc.rdma.buffer import RDMABuffer, lend_scattered
-from monarch_hpc.rdma.trees.arrangement import Arrangement, Range, arrange, join_ranges
+from monarch_hpc.rdma.trees.arrangement import Arrangement, arrange, join_ranges
 from monarch_hpc.rdma.trees.host_memory import bytes_of_leaves
 from monarch_hpc.rdma.trees.layout import ALIGNMENT, Entry, SharedRange, pack_places
 from monarch_hpc.rdma.trees.leaf import ArrayLibrary, Leaf, find_array, library_of
-from monarch_hpc.rdma.trees.tree import Placeholder, flatten, replace_leaves
+from monarch_hpc.rdma.trees.tree import Placeholder, flatten, replace_all, replace_leaves
 from monarch_hpc.transport.memory.places import Scattered
 from monarch_hpc.wire.serializer import dumps, loads
 
-__all__ = ["Lent", "SeenTree", "pack_structure", "parse_structure"]
+__all__ = ["Lent", "SeenTree", "parse_structure"]
 
 
 class SeenTree:
@@ -80,9 +79,20 @@ class SeenTree:
         return [] if self.skeleton is not None else self._taken[2]
 
     @cached_property
+    def _hollow(self) -> tuple[Any, list[str]] | None:
+        """The tree with None for each array, and their keys; None if it has other values, or two with one key."""
+        if self.skeleton is None:
+            return None
+        keys: list[str] = []
+        hollow = replace_all(self._given, keys.append)
+        return (hollow, keys) if len(set(keys)) == len(keys) else None
+
+    @cached_property
     def structure(self) -> bytes:
         """The tree without its arrays, pickled."""
-        return pack_structure(self._taken[0])
+        if self._hollow is not None:
+            return _pack(self._hollow[0], hollow=True)
+        return _pack(self._taken[0], hollow=False)
 
     @property
     def empty(self) -> bool:
@@ -92,6 +102,15 @@ class SeenTree:
     @cached_property
     def leaves(self) -> dict[str, Leaf]:
         """Its arrays, by key."""
+        if self._hollow is not None:
+            assert self.flat is not None
+            assert self.signature is not None
+            arrays, signatures = self.flat[0], self.signature[1:]
+            leaves = {}
+            for key, data, signature in zip(self._hollow[1], arrays, signatures, strict=True):
+                library: Any = _library_of_type(type(data))  # type: ignore[arg-type]  # types are hashable
+                leaves[key] = library.look_again(f"tree[{key!r}]", data, signature)
+            return leaves
         return {
             key: library.look(f"tree[{key!r}]", data, box, whole)
             for key, (library, data, box, whole) in self._found.items()
@@ -114,7 +133,7 @@ class Lent(Scattered):
     """
 
     def __init__(self, arrangement: Arrangement) -> None:
-        joined = join_ranges(arrangement.ranges)
+        joined, joined_of = join_ranges(arrangement.ranges)
         apart = [one for one in joined if one.device == "cpu" and find(one.first, one.num_bytes, fixed=False) is None]
         super().__init__(
             [(one.first, one.num_bytes) for one in apart], [[leaf.data for leaf in one.leaves] for one in apart]
@@ -122,12 +141,11 @@ class Lent(Scattered):
         places = {id(one): (0, start) for one, start in zip(apart, self.places.starts, strict=True)}
         self.others = [one for one in joined if id(one) not in places]
         places.update({id(one): (index, 0) for index, one in enumerate(self.others, 1 if apart else 0)})
-        firsts = [_place(one) for one in joined]
         regions = []
-        for one in arrangement.ranges:
-            whole = joined[bisect.bisect(firsts, _place(one)) - 1]
-            memory, start = places[id(whole)]
-            regions.append(SharedRange(memory, start + one.first - whole.first, one.num_bytes, one.first % ALIGNMENT))
+        for one, whole in zip(arrangement.ranges, joined_of, strict=True):
+            (memory, start), first = places[id(whole)], one.first
+            place = (memory, start + first - whole.first, one.last - first, first % ALIGNMENT)
+            regions.append(tuple.__new__(SharedRange, place))  # as there are thousands: see `trees.arrays`
         self.entries: dict[str, Entry] = arrangement.entries
         self.regions = tuple(regions)
         self.packed = pack_places(self.entries, self.regions)
@@ -220,16 +238,15 @@ def _library_of_type(kind: type) -> ArrayLibrary | None:
     return library_of(name) if name in ("numpy", "torch") and kind in library_of(name).types else None
 
 
-def _place(one: Range) -> tuple[str, int]:
-    return one.device, one.first
-
-
-def pack_structure(structure: object) -> bytes:
-    """Pickle a tree whose arrays are slots."""
+def _pack(structure: object, *, hollow: bool) -> bytes:
+    """Pickle a tree whose arrays are placeholders, or None if it is *hollow*."""
+    # None is nothing to pickle, while a function is called for each placeholder.
     body, buffers = dumps(structure)
-    return pickle.dumps((bytes(body), [bytes(buffer) for buffer in buffers]), 5)
+    return pickle.dumps((hollow, bytes(body), [bytes(buffer) for buffer in buffers]), 5)
 
 
 def parse_structure(packed: bytes | bytearray | memoryview) -> Any:
-    """Read what `pack_structure` rendered."""
-    return loads(*pickle.loads(packed))
+    """Read what `SeenTree.structure` rendered: a tree whose arrays are placeholders."""
+    hollow, body, buffers = pickle.loads(packed)
+    structure = loads(body, buffers)
+    return replace_all(structure, Placeholder) if hollow else structure

@@ -54,6 +54,10 @@ class _Tensors:
             local,
         )
 
+    def look_again(self, what: str, data: torch.Tensor, _signature: tuple[Any, ...]) -> Leaf:
+        """See `ArrayLibrary.look_again`."""
+        return self.look(what, data, None, ())
+
     def signature(self, data: torch.Tensor) -> tuple[Any, ...] | None:
         """See `ArrayLibrary.signature`."""
         kind = type(data)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-__all__ = ["Placeholder", "flatten", "join_trees", "named_leaves", "replace_leaves", "set_values"]
+__all__ = ["Placeholder", "flatten", "join_trees", "named_leaves", "replace_all", "replace_leaves", "set_values"]
 
 _Path = tuple[str, ...]
 
@@ -109,6 +109,29 @@ def flatten(tree: object) -> tuple[list[Any], Hashable] | None:
 
 class _NotPlainError(Exception):
     """The tree has other containers."""
+
+
+def replace_all(tree: object, replace: Callable[[str], Any]) -> Any:
+    """A copy of a tree that `flatten` takes, each value in it replaced by what *replace* returns for its key.
+
+    Some ten times as fast as `replace_leaves`; does not look for values that have the same key.
+    """
+    return _replace_all(tree, "", replace)
+
+
+def _replace_all(container: Any, path: str, replace: Callable[[str], Any]) -> Any:
+    kind = type(container)
+    of_texts = kind is dict or kind is OrderedDict
+    made = [
+        _replace_all(part, f"{path}{name}.", replace) if type(part) in _PLAIN else replace(f"{path}{name}")
+        for name, part in (container.items() if of_texts else enumerate(container))
+    ]
+    if not of_texts:
+        return made if kind is list else tuple(made)
+    copied = kind(zip(container, made, strict=True))
+    if kind is OrderedDict:
+        copied.__dict__.update(container.__dict__)
+    return copied
 
 
 _PLAIN = frozenset((dict, OrderedDict, list, tuple))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from monarch_hpc.rdma.trees.seen import Lent, SeenTree
+from monarch_hpc.rdma.trees.seen import Lent, SeenTree, parse_structure
+from monarch_hpc.rdma.trees.tree import Placeholder, named_leaves
 
 
 def test_a_state_dict_is_seen_again_without_being_taken_apart() -> None:
@@ -22,6 +24,29 @@ def test_a_state_dict_is_seen_again_without_being_taken_apart() -> None:
     assert first.skeleton == again.skeleton is not None
     assert not again.empty and again.values == [] and "_taken" not in vars(again)
     assert list(again.leaves) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize("step", [{}, {"step": 1}], ids=["arrays alone", "another value"])
+def test_a_tree_without_its_arrays_has_their_keys_and_its_containers(step: dict[str, int]) -> None:
+    ordered = OrderedDict(bias=np.ones(2), weight=torch.ones(2))
+    ordered.note = "kept"  # type: ignore[attr-defined]
+    tree = {"layers": [ordered, (np.ones(1), {})], "a.b": np.ones(1), **step}
+    seen = SeenTree(tree)
+    found = parse_structure(seen.structure)
+    keys = ["layers.0.bias", "layers.0.weight", "layers.1.0", "a.b"]
+    assert list(seen.leaves) == keys and seen.values == list(step)
+    leaves = named_leaves(found)
+    assert [one.key for one in leaves.values() if isinstance(one, Placeholder)] == keys
+    assert {key: leaves[key] for key in step} == step
+    first, second = found["layers"]
+    assert type(first) is OrderedDict and vars(first) == {"note": "kept"} and type(second) is tuple and second[1] == {}
+    assert all(type(one) in (np.ndarray, torch.Tensor) for one in ordered.values())  # the tree itself is as it was
+
+
+def test_two_arrays_of_one_key_are_refused() -> None:
+    seen = SeenTree({"a.b": np.ones(1), "a": {"b": np.ones(1)}})
+    with pytest.raises(ValueError, match=r"two values of the tree have the key 'a\.b'"):
+        _ = seen.leaves
 
 
 _rows = np.arange(40.0).reshape(4, 10)
