@@ -97,7 +97,8 @@ outcome = []
 
 def start():
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))
+    room = 1 << 20  # for small things, but not for the stack of a thread
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
     try:
         fabric.start(outcome.append)
     finally:
