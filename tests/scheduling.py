@@ -47,14 +47,16 @@ LONG = (
     "tests/slurm/test_other_users.py",
     "tests/slurm/test_batch.py",
 )
+# Those of its files that are not long run in one process, which parses all modules once.
+TREE = "tests/guards/"
 # One more than the smallest machine in use has cores: files that compute wait, too, for half of their time.
 NUM_BUSY = 3
 
 
 class WaitingBesideBusy(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """The tests of a file stay together; `NUM_BUSY` processes begin with files that compute, the others only wait.
+    """The tests of a file stay together, and those of `TREE`; `NUM_BUSY` processes begin with files that compute.
 
-    Each begins with the longest of its files.
+    The others begin with files that wait. Each begins with the longest of its files.
 
     With one queue for all, at one time far more processes compute than there are cores, and tests with a time limit
     fail; at another all wait.
@@ -88,6 +90,10 @@ class WaitingBesideBusy(LoadFileScheduling):  # type: ignore[misc]  # xdist has 
             self._reschedule(other)
         found: str = crashed
         return found
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return TREE if file.startswith(TREE) and file not in LONG else file
 
     def _is_busy(self, node: WorkerController) -> bool:
         # By position, not by name: another process takes the place of one that has crashed.

@@ -74,12 +74,21 @@ def reached(path: Path) -> frozenset[Path]:
 
 def findable(module: Module) -> list[Path]:
     """The test files that a reader finds by a module's name."""
-    package, stem = module.name.split(".")[1], module.path.stem
-    return [
-        path
-        for path in FILES
-        if module.name in named(path) or (path.stem == f"test_{stem}" and package in path.relative_to(TESTS).parts)
-    ]
+    package = module.name.split(".")[1]
+    alike = (path for path in called(f"test_{module.path.stem}") if package in path.relative_to(TESTS).parts)
+    return sorted({*naming(module.name), *alike})
+
+
+@cache
+def naming(name: str) -> list[Path]:
+    """The test files that name a module."""
+    return [path for path in FILES if name in named(path)]
+
+
+@cache
+def called(stem: str) -> list[Path]:
+    """The test files of one name, in any folder."""
+    return [path for path in FILES if path.stem == stem]
 
 
 def rows() -> Iterator[tuple[list[str], list[Path]]]:
@@ -129,7 +138,7 @@ def test_the_files_of_a_row_reach_its_modules(row: tuple[list[str], list[Path]])
 @for_each(FILES)
 def test_one_that_needs_a_package_that_may_be_missing_is_skipped_without_it(path: Path) -> None:
     skipped: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parse(path).body:
         match node:
             case ast.Expr(ast.Call(ast.Attribute(attr="importorskip"), [ast.Constant(str(name))])):
                 skipped.add(name)

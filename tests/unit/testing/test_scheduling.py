@@ -97,6 +97,15 @@ def test_what_a_crash_leaves_of_a_file_is_run_by_others(file: str) -> None:
     assert sorted(file for _, file in ran) == sorted([*WAITING, *COMPUTING] * 4)
 
 
+def test_guards_of_the_tree_run_in_one_process_without_the_long_ones() -> None:
+    guards = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "guards").glob("test_*.py"))]
+    ran = list(run([*COMPUTING, *guards, *WAITING], 4))
+    assert len(ran) == 4 * len([*COMPUTING, *guards, *WAITING])
+    places = {file: {number for number, other in ran if other == file} for file in guards}
+    assert len({*scheduling.LONG}.intersection(guards)) == 2
+    assert len(set.union(*(places[file] for file in guards if file not in scheduling.LONG))) == 1
+
+
 def test_a_part_of_the_suite_runs_too() -> None:
     assert len(list(run(COMPUTING, 4))) == 4 * len(COMPUTING)
     assert len(list(run(WAITING, 4))) == 4 * len(WAITING)
