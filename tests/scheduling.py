@@ -12,41 +12,54 @@ WAITING = ("tests/slurm/", "tests/system/agent/", "tests/system/hosts/", "tests/
 # Those that take more than a minute, the longest first: begun last, one of them would run alone at the end.
 LONG = (
     "tests/system/programs/test_examples.py",
-    "tests/slurm/test_grow.py",
     "tests/slurm/test_heirs.py",
-    "tests/slurm/test_trainings.py",
-    "tests/system/transport/test_conformance.py",
-    "tests/slurm/test_links.py",
-    "tests/slurm/test_readme.py",
-    "tests/system/hosts/test_heirs.py",
-    "tests/slurm/test_lab.py",
+    "tests/guards/test_docs.py",
+    "tests/slurm/test_grow.py",
     "tests/slurm/test_causes.py",
-    "tests/slurm/test_own_job.py",
-    "tests/slurm/test_runs.py",
+    "tests/system/transport/test_conformance.py",
+    "tests/slurm/test_trainings.py",
     "tests/slurm/test_alloc.py",
+    "tests/system/procs/test_leftovers.py",
+    "tests/system/hosts/test_heirs.py",
+    "tests/slurm/test_runs.py",
+    "tests/system/tensor/test_healing_tensors.py",
+    "tests/slurm/test_readme.py",
+    "tests/slurm/test_own_job.py",
+    "tests/faults/test_failpoints.py",
+    "tests/system/cli/test_run.py",
+    "tests/system/cli/test_kept_meshes.py",
+    "tests/slurm/test_salloc.py",
+    "tests/slurm/test_links.py",
+    "tests/slurm/test_hosts.py",
+    "tests/system/hosts/test_rejoin.py",
+    "tests/slurm/test_kept_meshes.py",
+    "tests/slurm/test_lab.py",
+    "tests/unit/attach/tables/test_sql.py",
+    "tests/property/test_hostile.py",
+    "tests/guards/test_packaging.py",
+    "tests/system/calls/test_backpressure.py",
+    "tests/slurm/test_returns.py",
+    "tests/system/hosts/test_workers.py",
+    "tests/slurm/test_submitit.py",
     "tests/slurm/test_ghosts.py",
     "tests/slurm/test_chaos.py",
     "tests/slurm/test_kill_alloc.py",
-    "tests/slurm/test_kept_meshes.py",
     "tests/slurm/test_other_users.py",
-    "tests/slurm/test_returns.py",
     "tests/slurm/test_batch.py",
-    "tests/slurm/test_hosts.py",
-    "tests/system/hosts/test_rejoin.py",
-    "tests/system/cli/test_kept_meshes.py",
-    "tests/system/tensor/test_healing_tensors.py",
 )
-# One for each core of the smallest machine in use.
-NUM_BUSY = 2
+# Those of its files that are not long run in one process, which parses all modules once.
+TREE = "tests/guards/"
+# One more than the smallest machine in use has cores: files that compute wait, too, for half of their time.
+NUM_BUSY = 3
 
 
 class WaitingBesideBusy(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """The tests of a file stay together; `NUM_BUSY` processes begin with files that compute, the others only wait.
+    """The tests of a file stay together, and those of `TREE`; `NUM_BUSY` processes begin with files that compute.
 
-    Each begins with the longest of its files.
+    The others begin with files that wait. Each begins with the longest of its files.
 
-    With one queue for all, at one time more processes compute than there are cores, and tests with a time limit fail;
-    at another all wait.
+    With one queue for all, at one time far more processes compute than there are cores, and tests with a time limit
+    fail; at another all wait.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -77,6 +90,10 @@ class WaitingBesideBusy(LoadFileScheduling):  # type: ignore[misc]  # xdist has 
             self._reschedule(other)
         found: str = crashed
         return found
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return TREE if file.startswith(TREE) and file not in LONG else file
 
     def _is_busy(self, node: WorkerController) -> bool:
         # By position, not by name: another process takes the place of one that has crashed.

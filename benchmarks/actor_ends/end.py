@@ -97,8 +97,8 @@ class End(ABC):
     def kill(self, path: str, how: str) -> float:
         """End the only proc during a call to `Worker.nap`, see `strike`; seconds until the call fails."""
 
-    def crowd(self, num: int) -> None:
-        """Make *num* actors in the first actor's proc, each with a mailbox; return when all have answered a call."""
+    def crowd(self, numbers: range) -> None:
+        """Make actors with *numbers* in the first actor's proc, each with a mailbox; return when all have answered."""
         raise Missing("an actor is a process")
 
     def waiting(self, num: int) -> list[float]:

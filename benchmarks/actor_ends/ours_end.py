@@ -69,6 +69,7 @@ class OurEnd(Blocking):
         self._every = self._procs.spawn("echo", _Echo)
         self._first = self._every.slice(hosts=0, p=0)
         self._waiting = None
+        self._crowd = []
         self.all(0)
 
     def stop(self) -> None:
@@ -95,10 +96,11 @@ class OurEnd(Blocking):
         took: list[float] = self._first.chat.call_one(self._every.slice(hosts=0, p=1), num).get()
         return took
 
-    def crowd(self, num: int) -> None:
+    def crowd(self, numbers: range) -> None:
         proc = self._procs.slice(hosts=0, p=0)
-        self._crowd = [proc.spawn(f"idle {number}", _Waiting if number % 2 else _Echo) for number in range(num)]
-        for future in [actor.echo.call_one(0) for actor in self._crowd]:
+        crowd = [proc.spawn(f"idle {number}", _Waiting if number % 2 else _Echo) for number in numbers]
+        self._crowd.extend(crowd)
+        for future in [actor.echo.call_one(0) for actor in crowd]:
             future.get()
 
     def waiting(self, num: int) -> list[float]:

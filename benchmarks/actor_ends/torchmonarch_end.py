@@ -65,6 +65,7 @@ class MonarchEnd(Blocking):
         self._every = self._procs.spawn("echo", _Echo)
         self._first = self._every.slice(p=0)
         self._waiting: Any = None
+        self._crowd: list[Any] = []
         self.all(0)
 
     def stop(self) -> None:
@@ -89,10 +90,11 @@ class MonarchEnd(Blocking):
     def chat(self, num: int) -> list[float]:
         return list(self._first.chat.call_one(self._every.slice(p=1), num).get())
 
-    def crowd(self, num: int) -> None:
+    def crowd(self, numbers: range) -> None:
         proc = self._procs.slice(p=0)
-        self._crowd = [proc.spawn(f"idle{number}", (_Echo, _Waiting)[number % 2]) for number in range(num)]
-        for future in [actor.echo.call_one(0) for actor in self._crowd]:
+        crowd = [proc.spawn(f"idle{number}", (_Echo, _Waiting)[number % 2]) for number in numbers]
+        self._crowd.extend(crowd)
+        for future in [actor.echo.call_one(0) for actor in crowd]:
             future.get()
 
     def waiting(self, num: int) -> list[float]:

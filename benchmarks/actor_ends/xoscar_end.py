@@ -111,7 +111,7 @@ class XoscarEnd(End):
     def chat(self, num: int) -> list[float]:
         return list(self._run(self._actors[0].chat(self._actors[1], num)))
 
-    def crowd(self, num: int) -> None:
+    def crowd(self, numbers: range) -> None:
         async def make() -> None:
             first = ProcessIndex(1)
             crowd = [
@@ -121,7 +121,7 @@ class XoscarEnd(End):
                     uid=f"idle{number}",
                     allocate_strategy=first,
                 )
-                for number in range(num)
+                for number in numbers
             ]
             await asyncio.gather(*[actor.echo(0) for actor in crowd])
 

@@ -14,7 +14,7 @@ import pytest
 from monarch_hpc.cli.main import cli
 from monarch_hpc.core import errors
 from monarch_hpc.wire.tables.catalog import TABLES
-from tests.guards.tree import ROOT
+from tests.guards.tree import ROOT, for_each
 from tests.starter import Starter, open_starter
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -73,7 +73,7 @@ def check_monarch_hpc(arguments: list[str]) -> None:
     group.make_context("monarch-hpc", list(arguments), resilient_parsing=True)
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in ("bash", "sh", "console")], ids=lambda b: b.place)
+@for_each(b for b in BLOCKS if b.language in ("bash", "sh", "console"))
 def test_commands_are_real(block: Block) -> None:
     for command in commands(block.text):
         name = Path(command[0]).name
@@ -87,7 +87,7 @@ def test_commands_are_real(block: Block) -> None:
                 pytest.fail(f"{block.place}: {shlex.join(command)}: {error.format_message()}")
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.place)
+@for_each(BLOCKS)
 def test_code_runs_or_says_why_not(block: Block) -> None:
     """A block that is labelled `python` runs; Python that cannot run here is labelled `py`, with the reason."""
     assert block.language in ("", "bash", "console", "py", "python", "yaml"), f"{block.place}: {block.language}"
@@ -117,7 +117,7 @@ def test_python_runs(block: Block, starter: Starter, tmp_path: Path) -> None:
     assert status == "0", f"{block.place}: {status}\n{output}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each(DOCUMENTS)
 def test_links_lead_somewhere(path: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

@@ -14,7 +14,7 @@ import monarch_hpc
 from monarch_hpc.cli.main import VERBS, cli
 from monarch_hpc.mesh.process import LATER
 from monarch_hpc.wire.start import DEFAULT_ENTRY
-from tests.guards.tree import Module, modules
+from tests.guards.tree import Module, for_each, modules
 
 # Never imported by us at import time: these cost seconds and hundreds of megabytes, which only their users should pay.
 HEAVY = {"mpi4py", "numpy", "scipy", "sklearn", "submitit", "torch"}
@@ -29,7 +29,7 @@ def names_in_all(module: Module) -> list[str] | None:
     return None
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+@for_each(modules())
 def test_every_exported_name_exists(module: Module) -> None:
     names = names_in_all(module)
     loaded = importlib.import_module(module.name)
@@ -136,7 +136,7 @@ def test_help_imports_no_verb_and_no_configuration() -> None:
     assert {name.split(".")[0] for name in loaded} & {"yaml", "rich", "cryptography", "cloudpickle"} == set()
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+@for_each(modules())
 def test_dataclasses_are_made_by_our_decorator(module: Module) -> None:
     """The standard library's compiles its methods at import, which takes longer than all else in our modules."""
     if module.name == "monarch_hpc.core.dataclass":

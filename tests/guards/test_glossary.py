@@ -6,9 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-import pytest
-
-from tests.guards.tree import ROOT, Module, modules
+from tests.guards.tree import ROOT, Module, for_each, modules
 
 CONCEPTS = ROOT / "docs" / "concepts.md"
 
@@ -141,7 +139,7 @@ def pictures_in(name: str) -> list[str]:
     return [word.lower() for word in words if word.lower() in PICTURES]
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+@for_each(modules())
 def test_no_identifier_is_a_picture(module: Module) -> None:
     names = [(1, module.path.stem), *identifiers(module.tree)]
     found = sorted(

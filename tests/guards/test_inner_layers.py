@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.guards.tree import Import, Module, When, imports, modules
+from tests.guards.tree import Import, Module, When, for_each, imports, modules
 
 # Top to bottom, as in test_layers. A row holds folders and modules of the package; the longest name that fits counts.
 INNER = {
@@ -113,11 +113,9 @@ def part_of(name: str) -> tuple[int, str]:
     return max(fits, key=lambda fit: len(fit[1]))
 
 
-@pytest.mark.parametrize("when", When, ids=lambda when: when.name.lower())
-@pytest.mark.parametrize(
-    "module", [m for m in modules() if short(m).partition(".")[0] in INNER], ids=lambda module: module.name
-)
-def test_imports_inside_a_package_point_down(module: Module, when: When) -> None:
+@for_each((module, when) for when in When for module in modules() if short(module).partition(".")[0] in INNER)
+def test_imports_inside_a_package_point_down(case: tuple[Module, When]) -> None:
+    module, when = case
     package = short(module).partition(".")[0]
     row, part = part_of(short(module))
     for target, lines in imported(module).items():

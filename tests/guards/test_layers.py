@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.guards.tree import ROOT, Module, When, imports, modules
+from tests.guards.tree import ROOT, Module, When, for_each, imports, modules
 
 # Top to bottom. A package imports only from lower rows, never from its neighbours in the same row.
 LAYERS = (
@@ -131,7 +131,7 @@ def row_of(package: str) -> int:
     return next(row for row, packages in enumerate(LAYERS) if package in packages)
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+@for_each(modules())
 def test_imports_point_down(module: Module) -> None:
     package = package_of(module.name)
     for line, name, when in imports(module):
@@ -183,7 +183,7 @@ def test_nothing_else_names_a_module_above_it() -> None:
     }
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+@for_each(modules())
 def test_each_vendor_has_one_door(module: Module) -> None:
     for line, name, _ in imports(module):
         vendor = name.split(".")[0]
@@ -192,13 +192,13 @@ def test_each_vendor_has_one_door(module: Module) -> None:
         assert within(module, DOORS.get(vendor, set())), f"{module.path}:{line}: {vendor} may not be imported here"
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+@for_each(modules())
 def test_nothing_reaches_around_the_layers_through_the_root(module: Module) -> None:
     used = {name for line, name in attributes(module, "monarch_hpc")}
     assert used <= {"__file__", "__version__"}
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+@for_each(modules())
 def test_processes_and_the_environment_are_reached_through_their_doors(module: Module) -> None:
     if not within(module, PROCESS_DOORS):
         for library, starters in STARTERS.items():

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-import pytest
-
-from tests.guards.tree import ROOT, Module, modules
+from tests.guards.tree import ROOT, Module, for_each, modules
 
 EXEMPT = {
     "agent.rejoin": "the file that is executed; its arguments have -P",
@@ -38,7 +36,7 @@ def unsafe_uses(tree: ast.Module) -> list[int]:
     return [node.lineno for node in attributes if ast.unparse(node) == "sys.executable"]
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+@for_each(modules())
 def test_an_interpreter_of_ours_does_not_import_from_the_working_folder(module: Module) -> None:
     lines = unsafe_uses(module.tree)
     if module.name.removeprefix("monarch_hpc.") in EXEMPT:

@@ -6,9 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.guards.tree import ROOT, parse
+from tests.guards.tree import ROOT, for_each, parse
 
 FILES = [path for folder in ("monarch_hpc", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -19,7 +17,7 @@ def opens_with_a_question_word(docstring: str) -> bool:
     return INTERROGATIVE.match(docstring.lstrip()) is not None
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each(FILES)
 def test_a_module_docstring_opens_with_a_noun_or_a_verb(path: Path) -> None:
     docstring = ast.get_docstring(parse(path)) or ""
     first_line = docstring.partition("\n")[0]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from tests.guards.tree import ROOT
+from tests.guards.tree import ROOT, for_each
 
 MAX_LINES = 400
 BANNED = {"base", "common", "handler", "helpers", "impl", "manager", "misc", "utils"}
@@ -18,7 +16,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each(FILES)
 def test_a_module_is_short_and_well_named(path: Path) -> None:
     lines = len(path.read_text().splitlines())
     assert lines <= MAX_LINES, f"{path} has {lines} lines; split it by reason, not by length"
@@ -29,7 +27,7 @@ MAX_MODULES = 15
 FOLDERS = sorted({path.parent for path in FILES if path.is_relative_to(ROOT / "monarch_hpc")})
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+@for_each(FOLDERS)
 def test_a_folder_is_small(folder: Path) -> None:
     found = [path for path in FILES if path.parent == folder and path.name != "__init__.py"]
     assert len(found) <= MAX_MODULES, f"{folder} has {len(found)} modules; give those that belong together a room"

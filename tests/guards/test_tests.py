@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ending_alone
-from tests.guards.tree import ROOT, Module, modules, parse
+from tests.guards.tree import ROOT, Module, for_each, modules, parse
 
 TESTS = ROOT / "tests"
 TABLE = TESTS / "README.md"
@@ -74,12 +74,21 @@ def reached(path: Path) -> frozenset[Path]:
 
 def findable(module: Module) -> list[Path]:
     """The test files that a reader finds by a module's name."""
-    package, stem = module.name.split(".")[1], module.path.stem
-    return [
-        path
-        for path in FILES
-        if module.name in named(path) or (path.stem == f"test_{stem}" and package in path.relative_to(TESTS).parts)
-    ]
+    package = module.name.split(".")[1]
+    alike = (path for path in called(f"test_{module.path.stem}") if package in path.relative_to(TESTS).parts)
+    return sorted({*naming(module.name), *alike})
+
+
+@cache
+def naming(name: str) -> list[Path]:
+    """The test files that name a module."""
+    return [path for path in FILES if name in named(path)]
+
+
+@cache
+def called(stem: str) -> list[Path]:
+    """The test files of one name, in any folder."""
+    return [path for path in FILES if path.stem == stem]
 
 
 def rows() -> Iterator[tuple[list[str], list[Path]]]:
@@ -95,7 +104,7 @@ ROWS = list(rows())
 LISTED = [name for names, _ in ROWS for name in names]
 
 
-@pytest.mark.parametrize("module", TESTED, ids=lambda module: module.name)
+@for_each(TESTED)
 def test_the_tests_of_a_module_are_found_from_its_name(module: Module) -> None:
     files = [str(path.relative_to(TESTS)) for path in findable(module)]
     if module.name in LISTED:
@@ -114,8 +123,9 @@ def test_the_table_names_modules_and_files_that_exist() -> None:
     assert [str(path) for _, paths in ROWS for path in paths if not path.is_file()] == []
 
 
-@pytest.mark.parametrize(("names", "paths"), ROWS, ids=lambda value: "" if isinstance(value[0], Path) else value[0])
-def test_the_files_of_a_row_reach_its_modules(names: list[str], paths: list[Path]) -> None:
+@for_each(ROWS)
+def test_the_files_of_a_row_reach_its_modules(row: tuple[list[str], list[Path]]) -> None:
+    names, paths = row
     missed = [
         f"{path.relative_to(TESTS)} -> {name}"
         for path in paths
@@ -125,10 +135,10 @@ def test_the_files_of_a_row_reach_its_modules(names: list[str], paths: list[Path
     assert not missed, f"no import leads from these test files to these modules: {missed}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
+@for_each(FILES)
 def test_one_that_needs_a_package_that_may_be_missing_is_skipped_without_it(path: Path) -> None:
     skipped: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parse(path).body:
         match node:
             case ast.Expr(ast.Call(ast.Attribute(attr="importorskip"), [ast.Constant(str(name))])):
                 skipped.add(name)
@@ -166,3 +176,14 @@ def test_no_child_process_is_waited_for_without_an_end() -> None:
         if isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func).endswith("Popen")
     ]
     assert not found, f"use tests.child: with child(subprocess.Popen(...)) as process; in {found}"
+
+
+def test_a_check_for_each_of_many_tells_of_all_that_fail() -> None:
+    @for_each(range(5))
+    def below_three(number: int) -> None:
+        assert number < 3, "too large"
+
+    with pytest.raises(AssertionError, match=r"(?s)2 of 5:.3: too large.*4: too large"):
+        below_three()
+    with pytest.raises(AssertionError, match="nothing to check"):
+        for_each(())(below_three)()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-__all__ = ["ROOT", "Import", "Module", "When", "imports", "modules", "parse"]
+import pytest
+
+__all__ = ["ROOT", "Import", "Module", "When", "for_each", "imports", "modules", "parse"]
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,3 +103,39 @@ def _imports(module: Module, node: ast.AST, when: When) -> Iterator[Import]:
         when = When.TYPING
     for child in ast.iter_child_nodes(node):
         yield from _imports(module, child, when)
+
+
+def for_each(items: Iterable[T]) -> Callable[[Callable[[T], None]], Callable[[], None]]:
+    """Make one test of a check and the things that it must hold for, which tells of all for which it does not.
+
+    A test for each of thousands of files would cost more than its check: all processes collect all tests.
+    """
+
+    def make(check: Callable[[T], None]) -> Callable[[], None]:
+        cases = tuple(items)
+
+        def test() -> None:
+            wrong = []
+            for case in cases:
+                try:
+                    check(case)
+                except (AssertionError, pytest.fail.Exception) as error:
+                    wrong.append(f"{_label(case)}: {error}")
+            assert cases, "nothing to check"
+            assert not wrong, "\n".join([f"{len(wrong)} of {len(cases)}:", *wrong])
+
+        test.__name__, test.__doc__, test.__module__ = check.__name__, check.__doc__, check.__module__
+        return test
+
+    return make
+
+
+def _label(item: object) -> str:
+    match item:
+        case Module(name=name):
+            return name
+        case Path():
+            return str(item.relative_to(ROOT))
+        case (first, *_):
+            return _label(first)
+    return str(item)

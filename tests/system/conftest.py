@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine.engine import Engine
 from tests.system.support.agent_client import ENTRY, cookie_holders, standin_path
+from tests.system.support.controlling import SharedHosts
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,6 +29,13 @@ def patience() -> Iterator[None]:
         patch.setenv("MONARCH_HPC_LIVENESS__DEAD_S", "600")
         patch.setenv("MONARCH_HPC_PROCS__CAUSE_S", "20")
         yield
+
+
+@pytest.fixture(scope="session")
+def shared_hosts() -> Iterator[SharedHosts]:
+    """Hosts for the files that need no others."""
+    with contextlib.ExitStack() as resources:
+        yield SharedHosts(resources)
 
 
 @pytest.fixture

@@ -17,10 +17,9 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, ProcMesh, concurrent_endpoint, endpoint
 from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 _LIMIT_S = 2.0
@@ -135,8 +134,8 @@ class Mixed(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled(1) as hosts:
         yield hosts
 
 

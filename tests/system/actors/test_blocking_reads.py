@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_hpc import Actor, ActorMesh, HostMesh, endpoint
-from monarch_hpc.config.load import load
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -35,8 +34,8 @@ class Asker(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled(1) as hosts:
         with hosts.spawn_procs() as procs:
             settle(procs)
         yield hosts

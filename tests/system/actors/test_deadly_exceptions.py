@@ -10,10 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshFailure, ProcDied, ProcMesh, endpoint
-from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.hostile import DEADLY, make_error
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -51,8 +50,8 @@ class Victim(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled(1) as hosts:
         yield hosts.slice(hosts=0)
 
 

@@ -11,10 +11,9 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, HostMesh, MeshFailure, ProcMesh, endpoint
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 from tests.system.support.programs import Programs, programs
 
 __all__ = ["programs"]
@@ -97,8 +96,8 @@ class Counter(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled(1) as hosts:
         yield hosts
 
 

@@ -15,9 +15,8 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, ProcMesh, SpawnError, endpoint
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 120.0  # longer than the tests' procs.cause_s
 
@@ -125,8 +124,8 @@ def gone(pids: list[int]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled() as hosts:
         yield hosts
 
 

@@ -10,9 +10,8 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ProcMesh, endpoint
-from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -46,8 +45,8 @@ class Owner(Actor):
 
 
 @pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def procs(shared_hosts: SharedHosts) -> Iterator[ProcMesh]:
+    with shared_hosts.controlled(1) as hosts:
         procs = hosts.spawn_procs()
         settle(procs)
         yield procs

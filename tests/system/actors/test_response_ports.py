@@ -14,10 +14,9 @@ import pytest
 from monarch_hpc import Actor, ActorDied, ActorError, ActorMesh, Channel, HostMesh, PortClosed, ProcMesh, endpoint
 from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.config.load import load
 from monarch_hpc.mesh.calls.send import send
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -117,8 +116,8 @@ class Front(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled(1) as hosts:
         with hosts.spawn_procs() as procs:
             settle(procs)
         yield hosts

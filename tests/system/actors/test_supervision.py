@@ -15,9 +15,8 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, HostMesh, MeshFailure, ProcMesh, concurrent_endpoint, endpoint
 from monarch_hpc.actor.runtime.runtime import current_runtime
-from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -150,8 +149,8 @@ class Brisk(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled() as hosts:
         yield hosts
 
 

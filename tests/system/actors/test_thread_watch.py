@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_hpc import Actor, ActorDied, HostMesh, MeshFailure, ProcMesh, endpoint
-from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled
+from tests.system.support.controlling import SharedHosts
 
 _PATIENCE_S = 60.0
 
@@ -45,8 +44,8 @@ class Ending(Victim):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled(1) as hosts:
         yield hosts
 
 

@@ -31,11 +31,10 @@ from monarch_hpc import (
     endpoint,
 )
 from monarch_hpc.actor.cell.response_port import ResponsePort
-from monarch_hpc.config.load import load
 from monarch_hpc.mesh.calls.send import send
 from monarch_hpc.testing import wait_until
 from tests.hostile import DEADLY, ERRORS, make_error
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 _MIB = 2**20
@@ -191,8 +190,8 @@ class Owner(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled(1) as hosts:
         with hosts.spawn_procs() as procs:
             settle(procs)
         yield hosts

@@ -24,8 +24,7 @@ from monarch_hpc import (
     ProcMesh,
     endpoint,
 )
-from monarch_hpc.config.load import load
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 _LIMIT_S = 5.0
@@ -101,8 +100,8 @@ class Opener(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled() as hosts:
         yield hosts
 
 

@@ -13,9 +13,8 @@ import monarch_hpc
 from monarch_hpc import Actor, ProcMesh, endpoint
 from monarch_hpc.actor.cell.cancellation import Mail
 from monarch_hpc.actor.runtime.runtime import current_runtime
-from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -62,8 +61,8 @@ class Watcher(Actor):
 
 
 @pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    with controlled(load().config, 1) as hosts, hosts.slice(hosts=0).spawn_procs() as procs:
+def procs(shared_hosts: SharedHosts) -> Iterator[ProcMesh]:
+    with shared_hosts.controlled(1) as hosts, hosts.slice(hosts=0).spawn_procs() as procs:
         settle(procs)
         yield procs
 

@@ -28,9 +28,8 @@ from monarch_hpc import (
     this_proc,
 )
 from monarch_hpc.actor.cell.response_port import ResponsePort
-from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import BootstrapFailed, MeshDied
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -104,8 +103,8 @@ def _refuse() -> None:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled(1) as hosts:
         with hosts.spawn_procs() as procs:
             settle(procs)
         yield hosts

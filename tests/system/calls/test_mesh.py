@@ -20,9 +20,8 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshError, ProcMesh, SpawnError, endpoint
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -121,8 +120,8 @@ class Probe(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled() as hosts:
         yield hosts
 
 

@@ -10,11 +10,10 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorError, ActorMesh, current_rank, endpoint
-from monarch_hpc.config.load import load
 from monarch_hpc.core.shape import Extent
 from monarch_hpc.mesh.calls.progress import render
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -40,8 +39,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[ActorMesh[Worker]]:
-    with controlled(load().config, 1) as hosts, hosts.spawn_procs(per_host={"gpus": 4}) as procs:
+def workers(shared_hosts: SharedHosts) -> Iterator[ActorMesh[Worker]]:
+    with shared_hosts.controlled(1) as hosts, hosts.spawn_procs(per_host={"gpus": 4}) as procs:
         settle(procs)
         yield procs.spawn("worker", Worker)
 

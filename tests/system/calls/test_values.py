@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from monarch_hpc import Actor, ActorMesh, endpoint
-from monarch_hpc.config.load import load
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 _LARGE_BYTES = 70 << 20  # more than the body of a frame may have
@@ -28,8 +27,8 @@ class Echo(Actor):
 
 
 @pytest.fixture(scope="module")
-def echo() -> Iterator[ActorMesh[Echo]]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def echo(shared_hosts: SharedHosts) -> Iterator[ActorMesh[Echo]]:
+    with shared_hosts.controlled(1) as hosts:
         procs = hosts.spawn_procs()
         settle(procs)
         yield procs.spawn("echo", Echo)

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc import Actor, ActorMesh, ProcMesh, current_rank, endpoint
-from monarch_hpc.config.load import load
 from monarch_hpc.mesh.output.watch import rows_of
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.tables.calls import ActorSeen, ProcCalls, RunningCall, Scene, SentCall, Wait
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -33,8 +32,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    with controlled(load().config, 1) as hosts, hosts.spawn_procs(per_host={"gpus": 2}) as procs:
+def procs(shared_hosts: SharedHosts) -> Iterator[ProcMesh]:
+    with shared_hosts.controlled(1) as hosts, hosts.spawn_procs(per_host={"gpus": 2}) as procs:
         settle(procs)
         yield procs
 

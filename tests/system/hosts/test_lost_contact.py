@@ -125,7 +125,7 @@ def test_a_program_that_has_attached_is_not_moved_to_this_machine_and_takes_back
             under_way.get(_PATIENCE_S)
         with pytest.raises(AllocationError, match=r"dev.*contact with it was lost") as raised:
             monarch_hpc.hosts()
-        assert (f"takeover({tenancy.run!r})" in str(raised.value)) is held
+        assert (f"takeover({tenancy.run!r}, 'dev')" in str(raised.value)) is held
         shutdown_context().get(_PATIENCE_S)
         (tmp_path / "go").touch()
         if not held:
@@ -139,3 +139,33 @@ def test_a_program_that_has_attached_is_not_moved_to_this_machine_and_takes_back
         assert isinstance(again, monarch_hpc.ActorMesh)
         assert list(again.pid.call().get(_PATIENCE_S).values()) == pids
         taken.meshes["procs"].stop().get(_PATIENCE_S)
+
+
+def test_of_two_allocations_that_were_lost_each_names_its_own_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[MeshFailure]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with contextlib.ExitStack() as after:
+        for name in ("dev", "more"):
+            after.enter_context(allocation(tmp_path, 1, name=name, run__on_loss="hold"))
+        after.callback(Controller.close_any)
+        pids = {}
+        for name in ("dev", "more"):
+            procs = monarch_hpc.attach(name).spawn_procs(name=f"procs of {name}")
+            (pids[name],) = procs.spawn("echo", Echo).pid.call().get(_PATIENCE_S).values()
+        controller = Controller.instance()
+        runs = {tenancy.name: tenancy.run for tenancy in controller.tenancies.all()}
+        assert len({*runs.values()}) == 2
+        _cut(controller)
+        for asked, name in ((None, "dev"), ("more", "more"), ("dev", "dev"), (None, "dev")):
+            with pytest.raises(AllocationError, match=rf"{name}.*contact with it was lost") as raised:
+                monarch_hpc.hosts(asked)
+            named = re.findall(r"takeover\('(\w+)', '(\w+)'\)", str(raised.value))
+            assert named == [(runs[name], name)], f"hosts({asked!r})"
+        shutdown_context().get(_PATIENCE_S)
+        for name, run in runs.items():
+            taken = monarch_hpc.takeover(run, name)
+            again = taken.meshes["echo"]
+            assert isinstance(again, monarch_hpc.ActorMesh)
+            assert list(again.pid.call().get(_PATIENCE_S).values()) == [pids[name]]
+            taken.meshes[f"procs of {name}"].stop().get(_PATIENCE_S)

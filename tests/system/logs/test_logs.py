@@ -17,7 +17,7 @@ from monarch_hpc import Actor, ActorDied, HostMesh, ProcMesh, RecordHandler, end
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.support.captured_output import PATIENCE_S, capture_output, log_file
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, controlled, settle
 
 
 class Speaker(Actor):
@@ -85,8 +85,8 @@ class Speaker(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled() as hosts:
         with hosts.spawn_procs() as first:
             settle(first)
         yield hosts

@@ -17,10 +17,9 @@ import pytest
 import monarch_hpc
 import monarch_hpc.actor
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshFailure, ProcMesh, endpoint
-from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import MeshDied
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import SharedHosts, settle
 
 _PATIENCE_S = 60.0
 
@@ -138,8 +137,8 @@ class Asker(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config, num_hosts=1) as hosts:
+def hosts(shared_hosts: SharedHosts) -> Iterator[HostMesh]:
+    with shared_hosts.controlled(1) as hosts:
         yield hosts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from tests.system.support.controlling import settle
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
-    """Two procs of the first host, whose fabrics are chosen."""
-    procs = hosts.slice(hosts=0).spawn_procs({"gpus": 2})
+    """Two procs of the first host, whose fabrics are chosen; torch, where there is one, is imported once for both."""
+    torch = ["torch"] if importlib.util.find_spec("torch") else []
+    procs = hosts.slice(hosts=0).spawn_procs({"gpus": 2}, preload=torch)
     settle(procs)
     return procs
 

@@ -29,10 +29,10 @@ from tests.system.support.states import Adam, Owner, model, same
 _PATIENCE_S = 60.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["ucx"])
 def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
     """Hosts on UCX, or on tcp where a test asks for it."""
-    on_tcp = getattr(request, "param", "ucx") == "tcp"
+    on_tcp = request.param == "tcp"
     overrides = {"procs.stop_s": 0.5, "fabric.order": ["tcp"] if on_tcp else ["ucx", "tcp"]}
     with controlled(load(overrides).config) as hosts:
         with hosts.spawn_procs() as first:

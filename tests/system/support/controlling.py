@@ -11,12 +11,14 @@ import pytest
 import monarch_hpc
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.config.schema import Config
+from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 
-__all__ = ["controlled", "controlling", "settle"]
+__all__ = ["SharedHosts", "controlled", "controlling", "settle"]
 
 
 @contextlib.contextmanager
@@ -24,6 +26,32 @@ def controlled(config: Config, num_hosts: int = 2) -> Iterator[HostMesh]:
     """An allocation of *num_hosts* embedded hosts, with this process as its controller."""
     with open_local(num_hosts, config) as directory, controlling(directory, "feedbeef") as hosts:
         yield hosts
+
+
+class SharedHosts:
+    """Embedded allocations of the default configuration that files use in turn, each for a run of its own.
+
+    Starting a host takes longer than many a file's tests. A file whose tests end or alter hosts has its own.
+
+    Args:
+        resources: get the allocations.
+    """
+
+    def __init__(self, resources: contextlib.ExitStack) -> None:
+        self._resources = resources
+        self._opened: list[tuple[int, Config, Path]] = []
+
+    @contextlib.contextmanager
+    def controlled(self, num_hosts: int = 2) -> Iterator[HostMesh]:
+        """*num_hosts* hosts, with this process as their controller; all procs have ended after it."""
+        config = load().config
+        found = (directory for num, like, directory in self._opened if (num, like) == (num_hosts, config))
+        directory = next(filter(Path.exists, found), None)
+        if directory is None:
+            directory = self._resources.enter_context(open_local(num_hosts, config))
+            self._opened.append((num_hosts, config, directory))
+        with controlling(directory, new_run_id()) as hosts:
+            yield hosts
 
 
 @contextlib.contextmanager

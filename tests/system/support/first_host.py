@@ -50,12 +50,14 @@ def serving_commands(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def allocation(folder: Path, num_hosts: int = 2, **keys: object) -> Iterator[Path]:
-    """An allocation that is registered as ``dev``; *keys* are of its configuration, with ``__`` for dots."""
+def allocation(folder: Path, num_hosts: int = 2, *, name: str = "dev", **keys: object) -> Iterator[Path]:
+    """An allocation that is registered as *name*; *keys* are of its configuration, with ``__`` for dots."""
     config = load({key.replace("__", "."): value for key, value in keys.items()}).config
-    with open_local(num_hosts, config, folder / "allocation") as directory:
+    with open_local(num_hosts, config, folder / ("allocation" if name == "dev" else name)) as directory:
         registry = Registry(folder / "state" / "monarch-hpc")
-        record = AllocationRecord("ab" * 16, "dev", directory, "2", current_owner(), time.time())
+        record = AllocationRecord(
+            name.encode().hex().ljust(32, "0"), name, directory, "2", current_owner(), time.time()
+        )
         registry.create(record)
         registry.set_job(record, 7, time.time())
         yield directory

@@ -1,4 +1,4 @@
-"""Two procs that have torch, shared by all tests of a file, on a host that all files share.
+"""Two procs or four that have torch, shared by all tests of a file, on a host that all files share.
 
 Loading torch takes longer than the tests, and the host forks procs from a process that has loaded it. What a worker of
 the suite runs in between has allocations and controllers of its own.
@@ -6,6 +6,7 @@ the suite runs in between has allocations and controllers of its own.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.core.ids import new_run_id
+from monarch_hpc.distributed import Mesh
 from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import controlling, settle
+
+_STOP_S = 120.0
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +52,31 @@ def procs(hosts: HostMesh) -> ProcMesh:
     with procs.activate():
         pass  # opens the workers, whose connections stay
     return procs
+
+
+@pytest.fixture(scope="module")
+def grid(hosts: HostMesh) -> Iterator[ProcMesh]:
+    """Four procs, 2 x 2, shared by the tests of a file."""
+    with _four(hosts) as procs:
+        yield procs
+
+
+@pytest.fixture(scope="module")
+def mesh(grid: ProcMesh) -> Mesh:
+    """They as a mesh for sharded tensors."""
+    return Mesh(procs=grid)
+
+
+@pytest.fixture
+def grid_of_its_own(hosts: HostMesh, procs: ProcMesh) -> Iterator[ProcMesh]:
+    """Likewise, for a test that kills some."""
+    with _four(hosts) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _four(hosts: HostMesh) -> Iterator[ProcMesh]:
+    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
+    settle(procs)
+    yield procs
+    procs.stop().get(_STOP_S)

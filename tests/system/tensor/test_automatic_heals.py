@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,23 +13,17 @@ pytest.importorskip("torch")
 import torch
 
 from benchmarks.grid_training import GridTraining
-from monarch_hpc import HostMesh, ProcMesh
+from monarch_hpc import ProcMesh
 from monarch_hpc.distributed import Mesh, distribute, heal_mesh
 from monarch_hpc.exceptions import DeviceMeshError
-from monarch_hpc.tensor.sharded.procs import PRELOADED
-from tests.system.support.controlling import settle
 from tests.system.tensor.deaths import die, read_until_lost
 
 _STEPS = 6
 
 
 @pytest.fixture
-def grid(hosts: HostMesh, procs: ProcMesh) -> Iterator[ProcMesh]:
-    """Four procs, 2 x 2."""
-    found = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
-    settle(found)
-    yield found
-    found.stop().get()
+def grid(grid_of_its_own: ProcMesh) -> ProcMesh:
+    return grid_of_its_own
 
 
 def _losses(training: GridTraining, before: dict[int, int], in_step: dict[int, int]) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +12,11 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from monarch_hpc import HostMesh, ProcMesh
+from monarch_hpc import ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
-from monarch_hpc.tensor.sharded.procs import PRELOADED
-from tests.system.support.controlling import settle
 from tests.system.tensor.trainings import batches, by_ddp, by_fsdp, losses, network
 
 _GET_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def grid(hosts: HostMesh) -> Iterator[ProcMesh]:
-    """Four procs, 2 x 2."""
-    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
-    settle(procs)
-    yield procs
-    procs.stop().get(_GET_S)
-
-
-@pytest.fixture(scope="module")
-def mesh(grid: ProcMesh) -> Mesh:
-    """They as a mesh for sharded tensors."""
-    return Mesh(procs=grid)
 
 
 def _sent(mesh: Mesh, parts: torch.Tensor) -> list[Any]:

@@ -6,7 +6,7 @@ Each test has procs of its own: what starts with the first procs of a host outli
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -32,12 +32,8 @@ _NOTHING: dict[int, Callable[[Mesh], None]] = {}
 
 
 @pytest.fixture
-def mesh(hosts: HostMesh, procs: ProcMesh) -> Iterator[Mesh]:
-    """Four procs, 2 x 2."""
-    grid = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
-    settle(grid)
-    yield Mesh(procs=grid)
-    grid.stop().get()
+def mesh(grid_of_its_own: ProcMesh) -> Mesh:
+    return Mesh(procs=grid_of_its_own)
 
 
 def _nothing(_mesh: Mesh) -> None:

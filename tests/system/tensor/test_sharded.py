@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,29 +11,12 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
+from monarch_hpc import Actor, ProcMesh, endpoint
 from monarch_hpc.distributed import Mesh, MeshTensor, distribute, module_to_mesh
 from monarch_hpc.exceptions import RemoteOpError
 from monarch_hpc.tensor import inspect, remote
-from monarch_hpc.tensor.sharded.procs import PRELOADED
-from tests.system.support.controlling import settle
 
 _GET_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def grid(hosts: HostMesh) -> Iterator[ProcMesh]:
-    """Four procs, 2 x 2."""
-    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
-    settle(procs)
-    yield procs
-    procs.stop().get(_GET_S)
-
-
-@pytest.fixture(scope="module")
-def mesh(grid: ProcMesh) -> Mesh:
-    """They as a mesh for sharded tensors."""
-    return Mesh(procs=grid)
 
 
 def test_a_tensor_is_sharded_and_read(mesh: Mesh) -> None:

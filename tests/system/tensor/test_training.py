@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,30 +13,13 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from monarch_hpc import HostMesh, ProcMesh
+from monarch_hpc import ProcMesh
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
 from monarch_hpc.exceptions import RemoteOpError
-from monarch_hpc.tensor.sharded.procs import PRELOADED
 from monarch_hpc.tensor.worker.training.optimizers import BY_ELEMENT
-from tests.system.support.controlling import settle
 from tests.system.tensor.trainings import batches, by_ddp, by_fsdp, by_tp, by_tp_and_fsdp, losses, network
 
 _GET_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def grid(hosts: HostMesh) -> Iterator[ProcMesh]:
-    """Four procs, 2 x 2."""
-    procs = hosts.slice(hosts=0).spawn_procs({"dp": 2, "tp": 2}, preload=PRELOADED)
-    settle(procs)
-    yield procs
-    procs.stop().get(_GET_S)
-
-
-@pytest.fixture(scope="module")
-def mesh(grid: ProcMesh) -> Mesh:
-    """They as a mesh for sharded tensors."""
-    return Mesh(procs=grid)
 
 
 def _sent(mesh: Mesh, parts: torch.Tensor) -> list[Any]:

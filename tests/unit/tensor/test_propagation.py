@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.sharded.device_mesh import RankMesh, bare_device_mesh
@@ -21,7 +22,6 @@ from monarch_hpc.tensor.worker.sharded.propagation import (
     take_propagated,
 )
 
-_debug: Any = debug
 SPEC = MeshSpec(1, ("dp",), (2,), (0, 1), 0)
 
 
@@ -29,9 +29,15 @@ SPEC = MeshSpec(1, ("dp",), (2,), (0, 1), 0)
 def propagator() -> Iterator[Any]:
     """That of DTensor, which has worked out nothing yet."""
     remember_propagated()
-    _debug._clear_sharding_prop_cache()
+    _forget_propagated()
     yield DTensor._op_dispatcher.sharding_propagator
-    _debug._clear_sharding_prop_cache()
+    _forget_propagated()
+
+
+def _forget_propagated() -> None:
+    # Not above: it loads a second's worth of torch's compiler, in each process that collects tests.
+    debug: Any = importlib.import_module("torch.distributed.tensor.debug")
+    debug._clear_sharding_prop_cache()
 
 
 def _tensor(mesh: RankMesh, local: torch.Tensor, placement: Any, shape: tuple[int, ...]) -> DTensor:
@@ -61,7 +67,7 @@ def _passed_on(mesh: RankMesh) -> RankMesh:
     """Another rank of the mesh, which has taken over what the first one knows."""
     other = bare_device_mesh(SPEC, 1)
     take_propagated(other, pack_propagated(mesh))
-    _debug._clear_sharding_prop_cache()
+    _forget_propagated()
     return other
 
 

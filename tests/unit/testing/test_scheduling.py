@@ -73,8 +73,8 @@ def test_each_test_runs_once_and_a_file_in_one_process(num: int) -> None:
     assert len(set(ran)) == len(WAITING) + len(COMPUTING)
 
 
-def test_no_more_processes_compute_than_there_are_cores_and_those_wait_last() -> None:
-    ran = list(run([*WAITING, *COMPUTING], 4))
+def test_few_processes_compute_and_those_wait_last() -> None:
+    ran = list(run([*WAITING, *COMPUTING], NUM_BUSY + 2))
     assert {number for number, file in ran if file in COMPUTING} == set(range(NUM_BUSY))
     assert {number for number, file in ran if file in WAITING} >= {NUM_BUSY, NUM_BUSY + 1}
     for busy in range(NUM_BUSY):
@@ -83,7 +83,7 @@ def test_no_more_processes_compute_than_there_are_cores_and_those_wait_last() ->
 
 
 def test_the_longest_files_come_first() -> None:
-    first = [file for _, file in run([*WAITING, *COMPUTING, *reversed(scheduling.LONG)], 4, each=1)]
+    first = [file for _, file in run([*WAITING, *COMPUTING, *reversed(scheduling.LONG)], NUM_BUSY + 2, each=1)]
     positions = [first.index(file) for file in scheduling.LONG]
     waiting = [file.startswith(scheduling.WAITING) for file in scheduling.LONG]
     for kind, others in ((True, WAITING), (False, COMPUTING)):
@@ -95,6 +95,15 @@ def test_the_longest_files_come_first() -> None:
 def test_what_a_crash_leaves_of_a_file_is_run_by_others(file: str) -> None:
     ran = list(run([*WAITING, *COMPUTING], 4, crashes_in=file))
     assert sorted(file for _, file in ran) == sorted([*WAITING, *COMPUTING] * 4)
+
+
+def test_guards_of_the_tree_run_in_one_process_without_the_long_ones() -> None:
+    guards = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "guards").glob("test_*.py"))]
+    ran = list(run([*COMPUTING, *guards, *WAITING], 4))
+    assert len(ran) == 4 * len([*COMPUTING, *guards, *WAITING])
+    places = {file: {number for number, other in ran if other == file} for file in guards}
+    assert len({*scheduling.LONG}.intersection(guards)) == 2
+    assert len(set.union(*(places[file] for file in guards if file not in scheduling.LONG))) == 1
 
 
 def test_a_part_of_the_suite_runs_too() -> None:

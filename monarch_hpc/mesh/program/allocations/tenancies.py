@@ -55,6 +55,7 @@ class Tenancies:
         self._known: dict[str, Tenancy] = {}
         self._lost: list[Tenancy] = []
         self._first_lost: dict[str, Tenancy] = {}  # by allocation
+        self._asked: dict[str, str] = {}  # likewise: the name by which the program first asked for it, or ""
 
     # ---- for any thread ----
 
@@ -154,7 +155,10 @@ class Tenancies:
                 return known
         try:
             tenancy = self._make(opened)
-            lost = self._first_lost.get(tenancy.allocation)
+            lost, asked = (
+                self._first_lost.get(tenancy.allocation),
+                self._asked.setdefault(tenancy.allocation, opened.name),
+            )
             self._known[tenancy.allocation] = tenancy
             try:
                 self._begun(tenancy)
@@ -165,7 +169,7 @@ class Tenancies:
                 self._known.pop(tenancy.allocation, None)
                 self._ended(tenancy)
                 if isinstance(error, AllocationError) and lost is not None:
-                    raise AllocationError(tenancy.name, _advice(lost)) from error
+                    raise AllocationError(tenancy.name, _advice(lost, asked)) from error
                 raise
         except BaseException:
             opened.resources.close()
@@ -217,11 +221,12 @@ class Tenancies:
             _log.error("allocation %s could not be given back: %s", tenancy.name, summary_of(error))
 
 
-def _advice(lost: Tenancy) -> str:
-    """What is left to do where contact with an allocation was lost."""
+def _advice(lost: Tenancy, asked: str) -> str:
+    """What is left to do where contact with an allocation was lost, which the program had called *asked*."""
     does, end = "has ended this program's procs, and does not take the program back", ""
     if lost.keeps:
         does = "takes this program for lost"
-        end = f"in the latter case, takeover({lost.run!r}) gives the procs back that its run still holds; "
+        named = f"{lost.run!r}, {asked!r}" if asked else f"{lost.run!r}"  # there may be other allocations
+        end = f"in the latter case, takeover({named}) gives the procs back that its run still holds; "
     listed = "'monarch-hpc status' lists the allocation if it lives"
     return f"contact with it was lost, so that it {does}: {ANEW}; {end}{listed}"

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from monarch_hpc.attach.head.client import HeadClient
 from monarch_hpc.attach.head.status import HeadStatus
 from monarch_hpc.attach.tables import sql as questions
 from monarch_hpc.attach.tables.sql import Collected, QueryResult, query_allocations
-from monarch_hpc.attach.tables.sql_engine import SqlEngine, _OwnEngine
+from monarch_hpc.attach.tables.sql_engine import SqlEngine, _HeadEngine, _OwnEngine
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.telemetry.kept.chunks import EVENTS, NO_PROCESS, Heading
@@ -68,6 +69,12 @@ def engines() -> Iterator[_OwnEngine]:
             [engine], "SELECT 1", _PATIENCE_S
         )  # it starts before the first test, which it would seem to be left by
         yield engine
+
+
+@contextlib.contextmanager
+def _shared(engines: _OwnEngine, sql: str, timeout_s: float, heads: Sequence[HeadClient] = ()) -> Iterator[SqlEngine]:
+    """As `open_engine`, for heads that cannot be reached; the engine in a child, a second of a processor, is kept."""
+    yield SqlEngine([*map(_HeadEngine, heads), engines], sql, timeout_s)
 
 
 @pytest.fixture
@@ -214,7 +221,7 @@ def test_an_engine_that_does_not_take_a_question_is_waited_for_no_longer_than_th
 
 
 def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, engines: _OwnEngine
 ) -> None:
     asked: list[tuple[str, str, list[str]]] = []
 
@@ -232,6 +239,7 @@ def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_aske
         return Rows(1, [Portion("host n9", part.render())], ["host n7"], ["host n8"])
 
     monkeypatch.setattr(questions, "query_portions", answers)
+    monkeypatch.setattr(questions, "open_engine", partial(_shared, engines))
     sql = "SELECT count(*) FROM metrics LEFT JOIN procs USING (pid)"
     result = query_allocations([Path("/a/live"), Path("/a/dead")], sql, _PATIENCE_S, 60.0, partial=True)
     pulled = ["SELECT pid FROM metrics ORDER BY t DESC LIMIT 1000001"]
@@ -256,7 +264,7 @@ def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_aske
 @pytest.mark.usefixtures("planner")
 @pytest.mark.parametrize(("rank", "known"), [(3, True), (5, True), (5, False)])
 def test_a_host_that_came_back_with_another_rank_is_one_host(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int, *, known: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: _OwnEngine, rank: int, *, known: bool
 ) -> None:
     """Its earlier part is read beside the head, and is not among the rows that it groups by itself."""
     rows = METRICS.render(ROWS[:3], {}).encode()
@@ -275,6 +283,7 @@ def test_a_host_that_came_back_with_another_rank_is_one_host(
 
     status = HeadStatus(hosts=[{"rank": rank, "name": "n1"}], runs=[], kept=[], idle_left_s=0.0, link="", link_why="")
     monkeypatch.setattr(questions, "query_portions", answers)
+    monkeypatch.setattr(questions, "open_engine", partial(_shared, engines))
     monkeypatch.setattr(questions, "query_status", lambda head, timeout_s: status)
     sql = "SELECT a.host, median(b.value), count(*) FROM metrics a JOIN metrics b ON a.host = b.host GROUP BY a.host"
     assert query_allocations([tmp_path], sql, _PATIENCE_S).rows == [("n1", 0.6, len(ROWS) ** 2)]
