@@ -223,7 +223,7 @@ class KeptMeshes:
         self._apply(MeshWasKept(message.name, *place, message.num_ranks, (message.host,)))
 
     def on_event(self, event: Event) -> None:
-        """Answer whoever waits for that event; a host that is lost has another agent soon, and the cause is asked later."""
+        """Answer whoever waits for that event, and note why hosts are lost: another agent may soon be there."""
         if isinstance(event, HostGone | HostLossExplained):
             kind = DeathKind.UNKNOWN if isinstance(event, HostGone) else event.kind
             cause = f"{self._state.roster.name(event.rank)}: the host is lost: {event.cause}"
