@@ -59,7 +59,8 @@ def death_of_job(job: JobDetail | None) -> Death | None:
     if kind is None:
         return None
     what = {DeathKind.PREEMPTED: "preempted by a job of higher priority", DeathKind.TIME_LIMIT: "at its time limit"}
-    words = what.get(kind) or job.reason or job.slurm_state
+    # A state like COMPLETING says that it ends, not why.
+    words = what.get(kind) or job.reason or (job.slurm_state if job.state.death is not None else kind.value)
     again = ", and queued again" if job.state.phase is Phase.QUEUED else ""
     return Death(kind, f"Slurm ended job {job.job_id}: {words}{again}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from _thread import RLock
 from collections.abc import Callable
+from functools import partial
 
 from monarch_hpc.actor.casts.reduction import combine
 from monarch_hpc.actor.casts.send_order import SendOrder
@@ -28,6 +29,10 @@ BULK_BYTES = 64 << 10
 
 _FLUSH_S = 0.05
 """Time for which DONE notes are batched before they are sent: short, as a sender may be waiting for that credit."""
+
+_LATE_S = 15.0
+"""Longest wait for casts of a sender that is gone, for direct messages that it has sent after them: an agent on the way
+that stands still for longer is lost, with the default of `liveness.dead_s`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -184,6 +189,14 @@ class CastReceiver:
         if order is not None:
             with self._lock:
                 self._deliver(order.cut())
+                awaited = order.awaited
+            if awaited:
+                self._connections.engine.call_later(_LATE_S, partial(self._give_up, order, awaited))
+
+    def _give_up(self, order: SendOrder[Callable[[], None]], number: int) -> None:
+        """Stop waiting for a cast of a sender that is gone."""
+        with self._lock:
+            self._deliver(order.mark(Mark.SKIP, number))
 
     def _order_of(self, sender: int) -> SendOrder[Callable[[], None]]:
         order = self._senders.get(sender)

@@ -42,6 +42,12 @@ class SendOrder(Generic[T]):
         """Number of messages and marks held back."""
         return len(self._direct) + len(self._casts)
 
+    @property
+    def awaited(self) -> int:
+        """Number of the last cast that direct messages wait for; 0 if none does."""
+        marks = (item for item in self._direct if isinstance(item, tuple))
+        return max((number for mark, number in marks if mark is Mark.AFTER and number > self._cast), default=0)
+
     def direct(self, item: T) -> list[T]:
         """Add a direct message."""
         if not self._direct:
@@ -66,10 +72,15 @@ class SendOrder(Generic[T]):
         return self._go_on()
 
     def cut(self) -> list[T]:
-        """Handle the end of the direct channel: messages held back are lost, and casts stop waiting for marks."""
+        """Handle the end of the direct channel: casts stop waiting for marks that have not come.
+
+        Direct messages go on waiting for casts, which come another way; `Mark.SKIP` ends that.
+        """
         self._cut = True
-        self._direct.clear()
         return self._go_on()
+
+    def _is_announced(self, number: int) -> bool:
+        return any(isinstance(item, tuple) and item[0] is Mark.BEFORE and item[1] >= number for item in self._direct)
 
     def _go_on(self) -> list[T]:
         ready: list[T] = []
@@ -80,7 +91,7 @@ class SendOrder(Generic[T]):
     def _step(self, ready: list[T]) -> bool:
         if self._casts:
             held = self._casts[0]
-            if not held.waits or held.number <= self._announced or self._cut:
+            if not held.waits or held.number <= self._announced or (self._cut and not self._is_announced(held.number)):
                 self._casts.popleft()
                 self._cast = held.number
                 ready.append(held.item)

@@ -45,6 +45,20 @@ def test_the_end_of_a_job_has_a_kind(detail: JobDetail, kind: str | None) -> Non
     assert death is None or "job 7" in death.cause
 
 
+@pytest.mark.parametrize(
+    ("detail", "words"),
+    [
+        (job("COMPLETING"), "cancelled"),
+        (job("CANCELLED"), "CANCELLED"),
+        (job("COMPLETING", "NodeDown"), "NodeDown"),
+        (job("COMPLETING", "TimeLimit"), "at its time limit"),
+    ],
+)
+def test_the_end_of_a_job_is_explained_in_words(detail: JobDetail, words: str) -> None:
+    death = death_of_job(detail)
+    assert death is not None and death.cause == f"Slurm ended job 7: {words}"
+
+
 def test_a_job_that_slurm_has_forgotten_has_not_ended_for_all_we_know() -> None:
     assert death_of_job(None) is None
 

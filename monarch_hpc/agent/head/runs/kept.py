@@ -6,7 +6,16 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import field
 
-from monarch_hpc.agent.head.events import Event, HostGone, KeptEnded, KeptLeft, KeptUsed, MeshLeftHost, MeshWasKept
+from monarch_hpc.agent.head.events import (
+    Event,
+    HostGone,
+    HostLossExplained,
+    KeptEnded,
+    KeptLeft,
+    KeptUsed,
+    MeshLeftHost,
+    MeshWasKept,
+)
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.state import HeadState
@@ -52,12 +61,21 @@ class _Awaiting:
         keeper: the program that asked for that, and its request.
         stoppers: who waits for its end, and their requests.
         reports: the start of each proc by rank, and its end if it has ended.
+        lost: ranks of the procs that have ended with their hosts.
     """
 
     hosts: set[int] = field(default_factory=set)
     keeper: tuple[Link, KeepMesh] | None = None
     stoppers: list[tuple[Link, StopKept]] = field(default_factory=list)
     reports: dict[int, tuple[ProcReady, ProcEnded | None]] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+
+    def lose(self, host: int, cause: str, kind: DeathKind) -> None:
+        """Record the end of the procs of a lost host, or what more is known of it."""
+        for rank, (ready, ended) in self.reports.items():
+            if ready.proc.host == host and (ended is None or rank in self.lost):
+                self.lost.add(rank)
+                self.reports[rank] = ready, ProcEnded(ready.proc, False, cause, [], kind.value)
 
 
 class KeptMeshes:
@@ -190,6 +208,7 @@ class KeptMeshes:
         reports, rank = self._awaiting.setdefault(place, _Awaiting()).reports, message.proc.rank
         if isinstance(message, ProcReady):
             reports[rank] = message, None
+            self._awaiting[place].lost.discard(rank)
             return
         if isinstance(message, ProcEnded) and rank in reports:
             reports[rank] = reports[rank][0], message
@@ -204,7 +223,12 @@ class KeptMeshes:
         self._apply(MeshWasKept(message.name, *place, message.num_ranks, (message.host,)))
 
     def on_event(self, event: Event) -> None:
-        """Answer whoever waits for that event."""
+        """Answer whoever waits for that event, and note why hosts are lost: another agent may soon be there."""
+        if isinstance(event, HostGone | HostLossExplained):
+            kind = DeathKind.UNKNOWN if isinstance(event, HostGone) else event.kind
+            cause = f"{self._state.roster.name(event.rank)}: the host is lost: {event.cause}"
+            for awaiting in self._awaiting.values():
+                awaiting.lose(event.rank, cause, kind)
         if isinstance(event, MeshWasKept | HostGone | MeshLeftHost | KeptEnded):
             self._settle()
 

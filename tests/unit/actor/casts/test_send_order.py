@@ -58,9 +58,27 @@ def test_a_repeated_cast_is_refused(send_order: SendOrder[str]) -> None:
     assert send_order.cast(1, "late", waits=False) is None
 
 
-def test_the_end_of_the_channel_frees_casts_and_drops_direct_messages_held_back(send_order: SendOrder[str]) -> None:
+def test_the_end_of_the_channel_frees_casts_and_direct_messages_go_on_waiting(send_order: SendOrder[str]) -> None:
     send_order.cast(1, "cast", waits=True)
     send_order.mark(Mark.AFTER, 2)
-    send_order.direct("lost")
-    assert send_order.cut() == ["cast"]
-    assert (send_order.num_held, send_order.cast(3, "next", waits=True)) == (0, ["next"])
+    send_order.direct("after the second")
+    assert (send_order.cut(), send_order.awaited) == (["cast"], 2)
+    assert send_order.cast(2, "second", waits=False) == ["second", "after the second"]
+    assert (send_order.num_held, send_order.awaited) == (0, 0)
+    assert send_order.cast(3, "next", waits=True) == ["next"]
+
+
+def test_after_the_end_of_the_channel_a_cast_waits_for_the_mark_that_has_come(send_order: SendOrder[str]) -> None:
+    send_order.mark(Mark.AFTER, 1)
+    send_order.direct("between")
+    send_order.mark(Mark.BEFORE, 2)
+    assert send_order.cut() == []
+    assert send_order.cast(1, "first", waits=False) == ["first", "between"]
+    assert send_order.cast(2, "second", waits=True) == ["second"]
+
+
+def test_a_cast_that_does_not_come_after_the_end_of_the_channel_is_given_up(send_order: SendOrder[str]) -> None:
+    send_order.mark(Mark.AFTER, 1)
+    send_order.direct("after")
+    assert send_order.cut() == []
+    assert send_order.mark(Mark.SKIP, send_order.awaited) == ["after"]

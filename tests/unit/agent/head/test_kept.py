@@ -186,6 +186,17 @@ def test_a_mesh_of_lost_hosts_is_gone_and_what_waits_for_them_is_answered(world:
     assert listed(world) == []
 
 
+def test_programs_that_come_after_the_return_of_a_host_learn_why_its_procs_were_lost(world: World) -> None:
+    program = begin(world)
+    keep(world, program)
+    for rank in (0, 1):
+        world.head.on_agent(world.agents[rank], ready(rank))
+    world.head.on_agent_lost(world.agents[1], "no power")
+    world.join(1)
+    (lost,) = [one for one in user(world).take() if isinstance(one, ProcEnded)]
+    assert (lost.proc.rank, lost.cause) == (1, "n1: the host is lost: no power")
+
+
 @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 65, "a/b", "a\n", "ä"])
 def test_odd_names_are_refused(world: World, name: str) -> None:
     program = begin(world)
