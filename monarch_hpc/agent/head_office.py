@@ -16,8 +16,10 @@ from monarch_hpc.agent.proc_addresses import ProcAddresses
 from monarch_hpc.agent.ready_report import report_ready
 from monarch_hpc.agent.relaunch import begin_returns
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
+from monarch_hpc.allocation.files import write_left
 from monarch_hpc.allocation.heads import HeadPlace, write_head
 from monarch_hpc.config import Config
+from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Peer
@@ -150,6 +152,10 @@ class HeadOffice:
         """Close all channels of *node*; call *ended*, at least once, when they are closed, or after `FLUSH_S`."""
         if self._idle is not None:
             self._idle.finish()
+        try:
+            write_left(self._args.folder)
+        except (OSError, ConfigError) as error:
+            _log.warning("the batch script may wait for srun: %s", error)
         node.close("the allocation is over")
         self._engine.call_later(FLUSH_S, ended)
         self._await_closed(node, ended)
