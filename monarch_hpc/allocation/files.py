@@ -50,6 +50,7 @@ __all__ = [
     "WARNED",
     "Granted",
     "ended_path",
+    "is_over",
     "own_log_path",
     "own_logs",
     "read_exit_status",
@@ -151,6 +152,14 @@ def read_released(folder: Path) -> str:
 def write_left(folder: Path) -> None:
     """Write down that all agents end, or were waited for in vain."""
     write_document(folder / _LEFT, {"time_s": int(time.time())})
+
+
+def is_over(folder: Path) -> bool:
+    """Tell whether the batch script has ended, or the head has ended all agents.
+
+    The directory is listed: see `heads.read_head`.
+    """
+    return not {ENDED, _LEFT}.isdisjoint(os.listdir(folder))
 
 
 def read_reported(folder: Path) -> frozenset[int]:

@@ -89,6 +89,16 @@ class Electorate:
         """Later electorates are greater."""
         return self.term, self.number
 
+    @property
+    def voices(self) -> frozenset[Voice]:
+        """All voices that may count."""
+        return frozenset(voice for voters in self._sets() for voice in voters.all)
+
+    @property
+    def owners(self) -> frozenset[Voice]:
+        """The voices of the owners of runs."""
+        return frozenset(voters.owner for voters in self._sets()) - {0}
+
     def elects(self, voices: AbstractSet[Voice], *, head_gone: bool) -> bool:
         """Tell whether *voices* elect a head; *head_gone* is Slurm's word that the head's host has left the job."""
         gone, voices = self.head if head_gone and self.heeds_slurm else 0, voices - {self.head}
@@ -114,8 +124,9 @@ class Electorate:
 
         Each needs that all who are left, *voters*, have acknowledged the last step, and that the others elect nobody.
         """
-        left, known = {*voters.hosts, voters.owner}, {voice for each in self._sets() for voice in each.all}
-        if not left & known <= acknowledged or not all(each.at_least_half(acknowledged) for each in self._sets()):
+        if not voters.all & self.voices <= acknowledged:
+            return None
+        if not all(each.at_least_half(acknowledged) for each in self._sets()):
             return None
         if self.closed:
             return replace(self, number=self.number + 1, voters=voters, before=None)

@@ -52,16 +52,12 @@ def lose_first(
     program: str,
     num_left: int,
     env: Mapping[str, str] | None = None,
-    *,
-    slurm_knows: bool = False,
 ) -> None:
     """Power off the first host while a program runs, and check that it goes on, and that another one can run."""
     off = write(alice, "off", "")
     going = alice.start("run", "-a", "dev", program, first, off, env=env)
     until_printed(going, "calls")
     alice.lab.kill_host(first)
-    if slurm_knows:
-        declare_down(alice, first)
     write(alice, "off", "now")
     out, err = going.communicate(timeout=240)
     assert going.returncode == 0 and f"fresh {' '.join('2' * num_left)}\n" in out, (out, err)
@@ -91,12 +87,27 @@ def test_the_first_hosts_without_power_have_heirs(alice: Alice) -> None:
     await_end(alice, "n4")
 
 
-def test_of_two_hosts_the_other_one_leads_once_slurm_has_spoken(alice: Alice) -> None:
+def test_of_two_hosts_with_a_run_the_other_one_leads_at_once(alice: Alice) -> None:
+    done = alice.run("alloc", "dev", "-N", "2", "-w", "n3,n4", "-t", "30")
+    assert done.returncode == 0, done.stderr
+    lose_first(alice, "n3", write(alice, "heirs.py", PROGRAM), 1)
+    assert "Slurm says" not in alice.run("logs", "dev", "--agents").stdout
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n4")
+
+
+def test_of_two_hosts_without_a_run_the_other_one_leads_once_slurm_has_spoken(alice: Alice) -> None:
     patient = {"MONARCH_HPC_LIVENESS__FENCE_S": "150"}  # longer than Slurm takes to give up a host
     done = alice.run("alloc", "dev", "-N", "2", "-w", "n3,n4", "-t", "30", env=patient)
     assert done.returncode == 0, done.stderr
-    lose_first(alice, "n3", write(alice, "heirs.py", PROGRAM), 1, patient, slurm_knows=True)
+    alice.lab.kill_host("n3")
+    declare_down(alice, "n3")
+    wait_until("the heir", lambda: list(alice.shared.rglob("head.[2-9].json")), 120.0)
     assert "Slurm says that n3, with the head, has left the job" in alice.run("logs", "dev", "--agents").stdout
+    program, off = write(alice, "heirs.py", PROGRAM), write(alice, "off", "")
+    done = alice.run("run", "-a", "dev", program, "n3", off)
+    assert done.returncode == 0 and "calls 0\n" in done.stdout, (done.stdout, done.stderr)
     done = alice.run("release", "dev")
     assert done.returncode == 0, done.stderr
     await_end(alice, "n4")
