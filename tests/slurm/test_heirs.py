@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+
+import pytest
 
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import FOUR, Alice, alice, declare_down, until_printed, write
+from tests.slurm.commands import FOUR, Alice, alice, argv, declare_down, procs_left, until_printed, write
 
 __all__ = ["alice"]
 
@@ -37,6 +40,47 @@ if first in names:
             if fresh is None and file.read():
                 fresh = living.spawn_procs().spawn("echo", Echo).echo.call(2)
     print("fresh", *fresh.get(60).values(), flush=True)
+"""
+
+
+NEAR = """
+import sys, time
+import monarch_hpc
+import monarch_hpc.actor
+from monarch_hpc import Actor, endpoint
+
+monarch_hpc.actor.unhandled_fault_hook = lambda failure: None
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value):
+        return value
+
+hosts = monarch_hpc.hosts()
+names = [entry.name for entry in hosts.entries]
+echo = hosts.spawn_procs().spawn("echo", Echo)
+print("calls", *echo.echo.call(0).get(60).values(), flush=True)
+near = [echo.slice(hosts=names.index(name)) for name in sys.argv[2:]]
+while not open(sys.argv[1]).read():
+    for one in near:
+        assert one.echo.call_one(1).get(60) == 1
+    time.sleep(0.05)
+print("over", flush=True)
+"""
+"""Calls procs on the hosts of its own half until a file has contents."""
+
+PROBE = """
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value):
+        return value
+
+hosts = monarch_hpc.hosts()
+hosts.spawn_procs().spawn("echo", Echo).echo.call(1).get(60)
+print("on", *(entry.name for entry in hosts.entries), flush=True)
 """
 
 
@@ -177,6 +221,51 @@ def test_a_head_whose_cable_is_in_again_before_slurm_has_noticed_is_seated_as_an
     assert going.returncode == 0 and "fresh 2 2 2\n" in out, (out, err)
     done = alice.run("run", "-a", "dev", program, "none", off, env=env)
     assert done.returncode == 0 and "calls 0 0 0 0\n" in done.stdout, (done.stdout, done.stderr)
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n1")
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_of_two_halves_the_one_with_the_run_has_the_head(alice: Alice, with_head: bool) -> None:
+    soon = {
+        "LIVENESS__HEARTBEAT_S": "0.25",
+        "LIVENESS__SUSPECT_S": "1",
+        "LIVENESS__DEAD_S": "4",
+        "LIVENESS__FENCE_S": "8",
+    }
+    env = {f"MONARCH_HPC_{key}": value for key, value in soon.items()} | {"MONARCH_HPC_AGENT__GRACE_S": "1"}
+    done = alice.run("alloc", "dev", *FOUR, env=env)
+    assert done.returncode == 0, done.stderr
+    halves = [("n1", "n2"), ("n3", "n4")]
+    near, far = halves if with_head else halves[::-1]
+    stop = write(alice, "stop", "")
+    words = ("run", "-a", "dev", write(alice, "near.py", NEAR), stop, *near)
+    going = alice.lab.popen(argv(*words), env=alice.environment(env), host=near[1])
+    until_printed(going, "calls")
+    for one in halves[0]:
+        for other in halves[1]:
+            alice.lab.cut(one, other)
+
+    def left() -> list[str]:
+        return [found for found in procs_left(alice) if found.startswith(far)]
+
+    wait_until("the end of procs in the other half", left, 120.0, accept=lambda found: not found)
+    command = ("run", "-a", "dev", write(alice, "probe.py", PROBE))
+
+    def works(host: str) -> str:
+        return alice.lab.run(argv(*command), env=alice.environment(env), host=host, timeout_s=120.0).stdout
+
+    wait_until("a run there", partial(works, near[0]), 120.0, accept=lambda text: f"on {' '.join(near)}\n" in text)
+    assert "on" not in works(far[0])
+    for one in halves[0]:
+        for other in halves[1]:
+            alice.lab.join(one, other)
+    everywhere = f"on {' '.join((*halves[0], *halves[1]))}\n"
+    wait_until("a run on all hosts", partial(works, "login"), 240.0, accept=lambda text: everywhere in text)
+    write(alice, "stop", "now")
+    out, err = going.communicate(timeout=120)
+    assert going.returncode == 0 and "over\n" in out, (out, err)
     done = alice.run("release", "dev")
     assert done.returncode == 0, done.stderr
     await_end(alice, "n1")
