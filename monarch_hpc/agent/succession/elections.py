@@ -306,13 +306,14 @@ class Elections:
     def _change(self) -> None:
         if self._electors is None or self._over:
             return
+        last = self._part.electorate
         electorate = self._part.change(self._voters(self._electors))
-        if electorate is None:
+        if electorate is None or last is None:
             return
         self._announce(self._electors)
-        if electorate.closed:
+        if electorate.closed and not last.closed:
             _log.warning("no heir of this head can be elected any more: half of the hosts have gone at once")
-        elif electorate.before is None:
+        elif last.before is not None and last.before.hosts != electorate.voters.hosts:  # runs come and go more often
             _log.info("%d hosts elect the next head", len(electorate.voters.hosts))
 
     def _voters(self, electors: Electors) -> Voters:
