@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.supervision.announcement import announcement_of, electorate_of
 from monarch_hpc.supervision.electorate import Electorate, Voters
 
 OWNER = 100
@@ -93,9 +92,3 @@ def test_an_electorate_is_not_closed_while_the_missing_voices_may_elect() -> Non
 def test_the_next_head_begins_with_the_electorate_that_elected_it() -> None:
     joint = Electorate(2, 2, 2, Voters((2, 3)), before=Voters((1, 2, 3)))
     assert joint.under(3, 3) == Electorate(3, 1, 3, Voters((2, 3)), before=Voters((1, 2, 3)))
-
-
-@pytest.mark.parametrize("before", [None, Voters((1, 2, 3), OWNER)])
-def test_an_electorate_is_announced_as_it_is(before: Voters | None) -> None:
-    electorate = Electorate(2, 3, 1, Voters((1, 2)), before=before, heeds_slurm=True, closed=before is None)
-    assert electorate_of(announcement_of(electorate), 1) == electorate
