@@ -269,12 +269,9 @@ def test_an_srun_that_does_not_notice_the_end_of_its_tasks_is_not_waited_for(tmp
     commands.mkdir()
     begun = tmp_path / "begun"
     os.mkfifo(begun)
-    for name, text in {
-        "srun": f"trap '' TERM; echo begun > {shlex.quote(str(begun))}; while :; do /bin/sleep 60; done",
-        "sleep": "exit 0",
-    }.items():
-        (commands / name).write_text(f"#!/bin/bash\n{text}\n")
-        (commands / name).chmod(0o755)
+    srun = f"#!/bin/bash\ntrap '' TERM; echo begun > {shlex.quote(str(begun))}; while :; do sleep 60; done\n"
+    (commands / "srun").write_text(srun)
+    (commands / "srun").chmod(0o755)
     script = render_script(config(tmp_path), request(directory=directory))
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_NNODES": "1"}
     env = {"PATH": f"{commands}:{os.environ['PATH']}", **job}
