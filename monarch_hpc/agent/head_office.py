@@ -139,13 +139,14 @@ class HeadOffice:
 
     def declare_lost(self, node: Node, addresses: ProcAddresses, peer: Peer, link: Link, why: str) -> None:
         """Declare a peer lost here and in its run. If only its network was cut, it must not return: bar it."""
+        procs: list[int] = []
+        barred = peer.role is Role.AGENT or (peer.role is not Role.TOOL and self.head.knows(link))
         if peer.role is Role.AGENT:
             rank = self.head.on_agent_lost(link, why)
             procs = [] if rank is None else addresses.lose_host(rank)
-        else:
+        else:  # the owner of a run may have a second channel, by which it has offered its voice
             self.head.on_client_lost(link, why)
-            procs = []
-        for incarnation in procs if peer.role is Role.TOOL else [peer.incarnation, *procs]:
+        for incarnation in [peer.incarnation, *procs] if barred else procs:
             node.bar(incarnation, why)
 
     def end(self, node: Node, ended: Callable[[], None]) -> None:

@@ -309,6 +309,7 @@ class Service:
             self._casts.on_link(message, link.send)
         elif channel.peer.role is not Role.AGENT:
             head.on_client(link, message)
+            self._elections.on_client(link, message)
             if head.owns(link) and not channel.peer.address.startswith("tcp://127."):
                 self._heartbeat.watch(channel)
         elif isinstance(message, Join):

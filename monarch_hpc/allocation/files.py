@@ -155,11 +155,14 @@ def write_left(folder: Path) -> None:
 
 
 def is_over(folder: Path) -> bool:
-    """Tell whether the batch script has ended, or the head has ended all agents.
+    """Tell whether the batch script has ended, or the head has ended all agents, or the directory is gone.
 
     The directory is listed: see `heads.read_head`.
     """
-    return not {ENDED, _LEFT}.isdisjoint(os.listdir(folder))
+    try:
+        return not {ENDED, _LEFT}.isdisjoint(os.listdir(folder))
+    except FileNotFoundError:
+        return True
 
 
 def read_reported(folder: Path) -> frozenset[int]:

@@ -23,6 +23,7 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.runs import OpenRun
 from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
@@ -266,6 +267,11 @@ class Elections:
         electorate = self._part.electorate
         if self._part.part is Part.RULES and electorate is not None and isinstance(link, ChannelLink):
             link.send(announcement_of(electorate))
+
+    def on_client(self, link: Link, message: Message) -> None:
+        """Tell the owner of a run that has opened it of the electorate, which may have its voice already."""
+        if isinstance(message, OpenRun) and self._electors is not None and self._electors.owner() is link:
+            self.greet(link)
 
     def _announce(self, electors: Electors) -> None:
         owner = electors.owner()

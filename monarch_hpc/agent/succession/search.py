@@ -68,7 +68,9 @@ class HeadSearch:
         if self._over():
             return
         head = read_head(self._folder)
-        if head is not None:
+        if head is None and self._doubt is not None and is_over(self._folder):
+            self._failed("the allocation has ended")
+        elif head is not None:
             self._forwarders[:] = head.addresses
             self._node.dial(head.addresses, 0, partial(self._found, problem, head))
         elif self._deadline.passed():

@@ -212,3 +212,11 @@ def test_an_owner_that_may_be_lost_with_half_of_the_hosts_has_no_voice(num_hosts
     head = first_head(num_hosts)
     owner = voter(head, "run", host)
     assert head.inheritance.owner() is (owner if counts else None)
+
+
+def test_an_owner_that_closes_the_channel_of_its_voice_may_come_back() -> None:
+    """Clients that have opened a run are barred once they are lost."""
+    head = first_head(2)
+    owner, offer = voter(head, "run"), Party()
+    head.on_client(offer, Status())
+    assert head.knows(owner) and not head.knows(offer)
