@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks.campaigns.user import PATIENCE_S, User, Verdict, open_lab, release
+from monarch_hpc.core.machine.procfs import read_cpu_s
 from monarch_hpc.testing.slurmlab import HostProcess
 from tests.system.support.takeovers import account, write_program
 
@@ -84,6 +85,16 @@ def _first_line(user: User, argv: list[str], host: str = "login") -> tuple[HostP
     return process, time.monotonic() - begun_s
 
 
+def _cpu_s(user: User, host: str) -> float:
+    """CPU time of all her processes on a host."""
+    return sum(read_cpu_s(pid) for pid, _ in user.lab.processes("alice", host))
+
+
+def _spread(seconds: list[float]) -> str:
+    ninth = statistics.quantiles(seconds, n=10, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
+    return f"median {statistics.median(seconds):.2f} s, p90 {ninth:.2f} s, longest {max(seconds):.2f} s"
+
+
 def places(options: argparse.Namespace, verdict: Verdict) -> None:
     """Compare, in turns, the time to a program's first line on the first host and beside the command."""
     with open_lab(1) as user:
@@ -115,7 +126,7 @@ def takeovers(options: argparse.Namespace, verdict: Verdict) -> None:
             (home / name).chmod(0o644)
         command, _ = _first_line(user, user.argv("run", "-a", "dev", "--on-loss", "hold", "program.py", "p0"))
         run = user.runs()[0]
-        host, took = "login", list[float]()
+        host, took, cpu = "login", list[float](), list[float]()
         for number in range(1, options.count + 1):
             time.sleep(moments.uniform(0.0, 0.3))
             if number % 5:
@@ -129,6 +140,7 @@ def takeovers(options: argparse.Namespace, verdict: Verdict) -> None:
             again = user.argv("attach", run, "-a", "dev", "--takeover", "--", "program.py", f"p{number}")
             command, took_s = _first_line(user, again, host)
             took.append(took_s)
+            cpu.append(_cpu_s(user, host))
             if number % 20 == 0:
                 print(f"  {number} programs killed", flush=True)
         _kill_all(user, host)
@@ -143,7 +155,8 @@ def takeovers(options: argparse.Namespace, verdict: Verdict) -> None:
         print(f"found in the hands of killed programs: {len(found.found)}")
         rules = [line.split() for line in (home / "journal").read_text().splitlines() if " rules " in line]
         own = [float(words[3]) for words in rules]
-        print(f"takeover from the command: median {statistics.median(took):.2f} s, longest {max(took):.2f} s")
-        print(f"  from the program's begin: median {statistics.median(own):.2f} s, longest {max(own):.2f} s")
+        print(f"takeover from the command: {_spread(took)}")
+        print(f"  from the program's begin: {_spread(own)}")
+        print(f"  CPU time of the command and the program until then: {_spread(cpu)}")
         verdict.say("runs left", user.runs() or 0, not user.runs())
         release(user, verdict)

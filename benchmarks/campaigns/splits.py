@@ -85,8 +85,8 @@ def _split(user: User, verdict: Verdict, at: int, moment_s: float, *, with_head:
     lab = user.lab
     parts = lab.hosts[:at], lab.hosts[at:]
     near = parts[0] if with_head else parts[1]
-    # Half of the hosts elect no other head, while the old one goes on with half: see docs/design/0012.
-    rules = max(parts, key=len)
+    # Of two halves the one with the program, whose owner has a voice.
+    rules = near if len(near) == _NUM_HOSTS // 2 else max(parts, key=len)
     stops = parts[1] if rules is parts[0] else parts[0]
     what = f"{at}|{_NUM_HOSTS - at}, the program {'with' if with_head else 'without'} the head"
     user.must("alloc", "dev", "-N", str(_NUM_HOSTS), "-t", "600")

@@ -16,8 +16,10 @@ from monarch_hpc.agent.proc_addresses import ProcAddresses
 from monarch_hpc.agent.ready_report import report_ready
 from monarch_hpc.agent.relaunch import begin_returns
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
+from monarch_hpc.allocation.files import write_left
 from monarch_hpc.allocation.heads import HeadPlace, write_head
 from monarch_hpc.config import Config
+from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Peer
@@ -137,19 +139,24 @@ class HeadOffice:
 
     def declare_lost(self, node: Node, addresses: ProcAddresses, peer: Peer, link: Link, why: str) -> None:
         """Declare a peer lost here and in its run. If only its network was cut, it must not return: bar it."""
+        procs: list[int] = []
+        barred = peer.role is Role.AGENT or (peer.role is not Role.TOOL and self.head.knows(link))
         if peer.role is Role.AGENT:
             rank = self.head.on_agent_lost(link, why)
             procs = [] if rank is None else addresses.lose_host(rank)
-        else:
+        else:  # the owner of a run may have a second channel, by which it has offered its voice
             self.head.on_client_lost(link, why)
-            procs = []
-        for incarnation in procs if peer.role is Role.TOOL else [peer.incarnation, *procs]:
+        for incarnation in [peer.incarnation, *procs] if barred else procs:
             node.bar(incarnation, why)
 
     def end(self, node: Node, ended: Callable[[], None]) -> None:
         """Close all channels of *node*; call *ended*, at least once, when they are closed, or after `FLUSH_S`."""
         if self._idle is not None:
             self._idle.finish()
+        try:
+            write_left(self._args.folder)
+        except (OSError, ConfigError) as error:
+            _log.warning("the batch script may wait for srun: %s", error)
         node.close("the allocation is over")
         self._engine.call_later(FLUSH_S, ended)
         self._await_closed(node, ended)

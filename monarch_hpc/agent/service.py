@@ -55,6 +55,7 @@ from monarch_hpc.wire.control.links import LinkGiven, LinkOver
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskHosts
 from monarch_hpc.wire.control.refusal import Refused, refuse
+from monarch_hpc.wire.control.succession import Acknowledge
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
 
@@ -180,14 +181,14 @@ class Service:
 
     def _on_complete(self) -> None:
         if self._office is not None:
-            self._elections.found(self._office.head.inheritance.agents)
+            self._elections.found(self._office.head.inheritance)
 
     def _take_office(self, term: int) -> None:
         if not self._leaving:
             self._start_head("", HeadPlace(term, self._args.rank, self._host_entry.addresses))
             self._reports.tell_again(self._head_link.send)
             assert self._head is not None
-            self._elections.lead(self._head.inheritance.agents)
+            self._elections.lead(self._head.inheritance)
 
     def _on_head_lost(self, error: TransportError, heard_s: float = 0.0) -> None:
         if self._leaving:
@@ -262,7 +263,7 @@ class Service:
     def on_channel(self, channel: FrameChannel) -> None:
         """Accept a channel: anyone's on the head; elsewhere only those of agents and procs, which carry casts."""
         if self._head is None or channel.peer.link:  # a proc of another allocation may cast, and nothing else
-            if not self._casts.on_channel(channel):
+            if not self._casts.on_channel(channel) and not self._elections.on_channel(channel):
                 channel.close("this agent is not the head")
             return
         self._links[channel] = ChannelLink(channel)
@@ -296,7 +297,8 @@ class Service:
 
     def _on_message(self, channel: FrameChannel, link: ChannelLink, message: Message) -> None:
         head = self._head
-        if channel.peer.role is Role.AGENT and self._elections.on_message(channel, message):
+        votes = channel.peer.role is Role.AGENT or isinstance(message, Acknowledge)
+        if votes and self._elections.on_message(channel, message):
             return
         if head is None:
             if link is self._head_link:
@@ -307,6 +309,7 @@ class Service:
             self._casts.on_link(message, link.send)
         elif channel.peer.role is not Role.AGENT:
             head.on_client(link, message)
+            self._elections.on_client(link, message)
             if head.owns(link) and not channel.peer.address.startswith("tcp://127."):
                 self._heartbeat.watch(channel)
         elif isinstance(message, Join):

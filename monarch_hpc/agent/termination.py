@@ -47,6 +47,7 @@ class Termination:
         self._head: HeadDeadline | None = None
         self._source: JobEndSource | None = None
         self._last: LastLeave | None = None
+        self._terminated = False
 
     def start_head(self, head: HeadDeadline) -> None:
         """Ask Slurm on behalf of the head, which is on this host."""
@@ -59,7 +60,9 @@ class Termination:
         Args:
             wanted: see `LastLeave`.
         """
-        if self._last is None:
+        if self._terminated and not wanted:
+            ended()  # Slurm ends the job already
+        elif self._last is None:
             done = partial(self._engine.call_soon, ended)
             held = self._config.slurm.allocate_by == "salloc"
             self._last = LastLeave(
@@ -75,6 +78,7 @@ class Termination:
 
     def on_sigterm(self) -> None:
         """End, as Slurm demands of all processes of a job some time before it kills them."""
+        self._terminated = True
         if self._last is not None:
             self._last.end()
             return
@@ -82,7 +86,7 @@ class Termination:
             self._head.on_sigterm(self._source.grace_s, self._config.procs.stop_s)
             return
         link = self._head_link()
-        if isinstance(link, ChannelLink):
+        if isinstance(link, ChannelLink) and link.channel.error is None:  # else there is no head that could end it
             link.send(Terminated())
             grace_s = self._config.limits.preempt_grace_s
             self._engine.call_later(KILL_WAIT_S if grace_s is None else grace_s, self._end)  # the head ends it earlier

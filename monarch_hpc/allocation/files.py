@@ -12,6 +12,7 @@
         granted.json  the job has begun       hosts/<n>.json  agent n has reported
         ready.json    the agents are ready    released.json   the head ends the allocation, and why
         ended.json    the batch script has ended
+        left.json     the head has ended all agents, so that the batch script need not wait for srun
         warned.json   the batch script has got Slurm's signal that the job ends soon
         changes.jsonl what has become of hosts, runs and procs, a line for each change
         jobs/<n>.json a further job has the ranks from n on, or will have them when it begins
@@ -49,6 +50,7 @@ __all__ = [
     "WARNED",
     "Granted",
     "ended_path",
+    "is_over",
     "own_log_path",
     "own_logs",
     "read_exit_status",
@@ -61,6 +63,7 @@ __all__ = [
     "write_ended",
     "write_host",
     "write_key",
+    "write_left",
     "write_released",
 ]
 
@@ -68,6 +71,7 @@ KEY_BYTES = 32
 
 GRANTED = "granted.json"
 ENDED = "ended.json"
+_LEFT = "left.json"  # the batch script names it, too
 RELEASED = "released.json"
 HOSTS = "hosts"
 WARNED = "warned.json"
@@ -143,6 +147,22 @@ def write_released(folder: Path, why: str) -> None:
 def read_released(folder: Path) -> str:
     """Return why our agents ended the allocation by themselves; raises `FileNotFoundError` if they did not."""
     return read_document(folder / RELEASED).text("why")
+
+
+def write_left(folder: Path) -> None:
+    """Write down that all agents end, or were waited for in vain."""
+    write_document(folder / _LEFT, {"time_s": int(time.time())})
+
+
+def is_over(folder: Path) -> bool:
+    """Tell whether the batch script has ended, or the head has ended all agents, or the directory is gone.
+
+    The directory is listed: see `heads.read_head`.
+    """
+    try:
+        return not {ENDED, _LEFT}.isdisjoint(os.listdir(folder))
+    except FileNotFoundError:
+        return True
 
 
 def read_reported(folder: Path) -> frozenset[int]:

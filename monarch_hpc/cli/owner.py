@@ -14,17 +14,18 @@ from pathlib import Path
 from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.attach.attach import attach
 from monarch_hpc.attach.heir_search import seek_heir
+from monarch_hpc.attach.owner_voice import OwnerVoice
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.death import Death, DeathKind
-from monarch_hpc.core.errors import ChannelClosed, TransportError
+from monarch_hpc.core.errors import ChannelClosed, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.liveness import Lease
 from monarch_hpc.telemetry.observer import RecordObserver, open_observer
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
-from monarch_hpc.wire.control.allocation import AllocationEnds
+from monarch_hpc.wire.control.allocation import AllocationEnds, HostReturned
 from monarch_hpc.wire.control.deadline import DeadlineNear
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused
@@ -65,7 +66,8 @@ class RunOwner:
         self._directory = directory
         self._heir_s = config.liveness.fence_s + config.liveness.dead_s
         host, hold_s = os.uname().nodename, config.run.hold_s
-        self._opening = OpenRun(run, title, host, os.getpid(), owner=True, on_loss=on_loss, hold_s=hold_s)
+        opening = OpenRun(run, title, host, os.getpid(), owner=True, on_loss=on_loss, hold_s=hold_s, votes=True)
+        self._opening = opening
         self._closing: CloseRun | None = None
         self._num_hosts = 0
         self._seeks = False  # the head is gone, and its heir not found yet
@@ -79,6 +81,7 @@ class RunOwner:
             lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
             self._pulse = Heartbeat(self._engine, config.liveness.heartbeat_s, lease)
             self._engine.call_soon(lambda: self._pulse.watch(self._attachment.channel))
+            self._voice = OwnerVoice(self._attachment.node)
             self._attachment.send(self._opening)
         except BaseException:
             self._engine.close()
@@ -114,7 +117,10 @@ class RunOwner:
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Handle a message from the head."""
-        match decode(frame.body):
+        message = decode(frame.body)
+        if self._voice.take(channel, message, self._attachment.channel) or channel is not self._attachment.channel:
+            return
+        match message:
             case RunClosed():
                 self.closed = True
             case Ask() as question:
@@ -131,7 +137,11 @@ class RunOwner:
                 self.refusal = problem
             case RunOpened(epoch=epoch, member=member, hosts=hosts):
                 self._num_hosts = max(self._num_hosts, len(hosts))
+                self._voice.note_hosts(hosts)
                 self._opening = replace(self._opening, epoch=epoch, member=member)
+            case HostReturned(host=host):
+                self._voice.note_hosts([host])
+                return
             case _:
                 return  # HostEnded is handled by the program itself
         self._changed()
@@ -147,7 +157,9 @@ class RunOwner:
         self._pulse.forget(channel)
         if isinstance(error, ChannelClosed) or channel is not self._attachment.channel:
             return
+        self._seek(error)
 
+    def _seek(self, error: TransportError) -> None:
         def failed() -> None:
             self.lost = str(error)
             self._changed()
@@ -156,11 +168,18 @@ class RunOwner:
         self._seeks = seek_heir(
             node, self._directory, ready, self._num_hosts, error, self._heir_s, self._follow, failed
         )
-        if not self._seeks:
+        if self._seeks:
+            self._voice.offer(ready.head)
+        else:
             failed()
 
     def _follow(self, ready: Ready, channel: FrameChannel) -> None:
         """Open the run again at the head of a later term."""
+        if not self._voice.follow(ready.term, channel.peer.incarnation):
+            error = PeerLost(ready.head_name, "its term is over")
+            channel.close(error.reason)
+            self._seek(error)
+            return
         self._seeks = False
         self._attachment = replace(self._attachment, ready=ready, channel=channel)
         self._pulse.watch(channel)

@@ -2,7 +2,8 @@
 
 A voice is the incarnation of a process, so that a process which has lost its memory is another voice. Each change of
 the electorate passes through a joint one, in which the voices before and after the change must agree; a change begins
-when more than half have acknowledged the last one. This is the joint consensus of Raft.
+when more than half have acknowledged the last one. This is the joint consensus of Raft. A change that can never be
+completed, because the voices that are missing have ended, closes the electorate instead: it elects nobody any more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Voters:
 
     hosts: tuple[Voice, ...]
     owner: Voice = 0
+
+    @property
+    def all(self) -> frozenset[Voice]:
+        """All voices that may count."""
+        return frozenset((*self.hosts, self.owner)) - {0}
 
     def more_than_half(self, voices: AbstractSet[Voice], gone: Voice = 0) -> bool:
         """Tell whether *voices* are more than half of all; *gone* is a host that Slurm says has left the job."""
@@ -67,6 +73,7 @@ class Electorate:
         before: the voices before a change that is not complete, which must agree, too.
         heeds_slurm: whether Slurm's word that the head's host has left the job counts in the next election. Then each
             change of the electorate needs more voices.
+        closed: it elects nobody; older ones do by Slurm's word at most.
     """
 
     term: int
@@ -75,16 +82,27 @@ class Electorate:
     voters: Voters
     before: Voters | None = None
     heeds_slurm: bool = False
+    closed: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
         """Later electorates are greater."""
         return self.term, self.number
 
+    @property
+    def voices(self) -> frozenset[Voice]:
+        """All voices that may count."""
+        return frozenset(voice for voters in self._sets() for voice in voters.all)
+
+    @property
+    def owners(self) -> frozenset[Voice]:
+        """The voices of the owners of runs."""
+        return frozenset(voters.owner for voters in self._sets()) - {0}
+
     def elects(self, voices: AbstractSet[Voice], *, head_gone: bool) -> bool:
         """Tell whether *voices* elect a head; *head_gone* is Slurm's word that the head's host has left the job."""
         gone, voices = self.head if head_gone and self.heeds_slurm else 0, voices - {self.head}
-        return all(voters.more_than_half(voices, gone) for voters in self._sets())
+        return not self.closed and all(voters.more_than_half(voices, gone) for voters in self._sets())
 
     def hears(self, voices: AbstractSet[Voice]) -> bool:
         """Tell whether a head that hears *voices*, one of which is its own, may go on: it hears at least half."""
@@ -93,13 +111,26 @@ class Electorate:
     def follower(self, voters: Voters, acknowledged: AbstractSet[Voice]) -> Electorate | None:
         """The next electorate towards *voters*; None if there is nothing to change, or too few have *acknowledged*."""
         head = self.head if self.heeds_slurm else 0
-        if (self.before is None and voters == self.voters) or not all(
-            each.held(acknowledged, head) for each in self._sets()
-        ):
+        if self.before is None and voters == self.voters:
             return None
+        if self.closed or not all(each.held(acknowledged, head) for each in self._sets()):
+            return self._close(voters, acknowledged)
         if self.before is not None:
             return replace(self, number=self.number + 1, before=None)
         return replace(self, number=self.number + 1, voters=voters, before=self.voters)
+
+    def _close(self, voters: Voters, acknowledged: AbstractSet[Voice]) -> Electorate | None:
+        """End all elections but those by Slurm's word; then change the voices, which elect nobody.
+
+        Each needs that all who are left, *voters*, have acknowledged the last step, and that the others elect nobody.
+        """
+        if not voters.all & self.voices <= acknowledged:
+            return None
+        if not all(each.at_least_half(acknowledged) for each in self._sets()):
+            return None
+        if self.closed:
+            return replace(self, number=self.number + 1, voters=voters, before=None)
+        return replace(self, number=self.number + 1, closed=True)
 
     def under(self, term: int, head: Voice) -> Electorate:
         """The same voices, as the head of a later term announces them first."""

@@ -1,7 +1,7 @@
-"""The patience of system tests, for faults too."""
+"""The patience of system tests, for faults too, and their failures."""
 
 from __future__ import annotations
 
-from tests.system.conftest import patience
+from tests.system.conftest import faults, patience
 
-__all__ = ["patience"]
+__all__ = ["faults", "patience"]

@@ -26,7 +26,7 @@ INNER = {
     "attach": (
         {"program_client", "submission", "tables"},
         {"head"},
-        {"attach", "embedded", "heir_search", "workers"},
+        {"attach", "embedded", "heir_search", "owner_voice", "workers"},
         {"local_agents", "program_order", "slurm_relay"},
         {"dial_back"},
     ),

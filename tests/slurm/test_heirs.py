@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+
+import pytest
 
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import FOUR, Alice, alice, declare_down, until_printed, write
+from tests.slurm.commands import FOUR, Alice, alice, argv, declare_down, procs_left, until_printed, write
 
 __all__ = ["alice"]
 
@@ -40,6 +43,47 @@ if first in names:
 """
 
 
+NEAR = """
+import sys, time
+import monarch_hpc
+import monarch_hpc.actor
+from monarch_hpc import Actor, endpoint
+
+monarch_hpc.actor.unhandled_fault_hook = lambda failure: None
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value):
+        return value
+
+hosts = monarch_hpc.hosts()
+names = [entry.name for entry in hosts.entries]
+echo = hosts.spawn_procs().spawn("echo", Echo)
+print("calls", *echo.echo.call(0).get(60).values(), flush=True)
+near = [echo.slice(hosts=names.index(name)) for name in sys.argv[2:]]
+while not open(sys.argv[1]).read():
+    for one in near:
+        assert one.echo.call_one(1).get(60) == 1
+    time.sleep(0.05)
+print("over", flush=True)
+"""
+"""Calls procs on the hosts of its own half until a file has contents."""
+
+PROBE = """
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value):
+        return value
+
+hosts = monarch_hpc.hosts()
+hosts.spawn_procs().spawn("echo", Echo).echo.call(1).get(60)
+print("on", *(entry.name for entry in hosts.entries), flush=True)
+"""
+
+
 def await_end(alice: Alice, host: str) -> None:
     """Wait for the end of all jobs, and check that no process is left on a host."""
     wait_until("the end of the job", alice.jobs, 120.0, accept=lambda jobs: not jobs)
@@ -52,16 +96,12 @@ def lose_first(
     program: str,
     num_left: int,
     env: Mapping[str, str] | None = None,
-    *,
-    slurm_knows: bool = False,
 ) -> None:
     """Power off the first host while a program runs, and check that it goes on, and that another one can run."""
     off = write(alice, "off", "")
     going = alice.start("run", "-a", "dev", program, first, off, env=env)
     until_printed(going, "calls")
     alice.lab.kill_host(first)
-    if slurm_knows:
-        declare_down(alice, first)
     write(alice, "off", "now")
     out, err = going.communicate(timeout=240)
     assert going.returncode == 0 and f"fresh {' '.join('2' * num_left)}\n" in out, (out, err)
@@ -91,12 +131,29 @@ def test_the_first_hosts_without_power_have_heirs(alice: Alice) -> None:
     await_end(alice, "n4")
 
 
-def test_of_two_hosts_the_other_one_leads_once_slurm_has_spoken(alice: Alice) -> None:
+def test_of_two_hosts_with_a_run_the_other_one_leads_at_once(alice: Alice) -> None:
+    done = alice.run("alloc", "dev", "-N", "2", "-w", "n3,n4", "-t", "30")
+    assert done.returncode == 0, done.stderr
+    lose_first(alice, "n3", write(alice, "heirs.py", PROGRAM), 1)
+    # Else the heir would stop for want of a voice: the other host is lost, and the run is over.
+    done = alice.run("logs", "dev", "--agents")
+    assert "Slurm says" not in done.stdout and "no heir of this head can be elected any more" in done.stdout
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n4")
+
+
+def test_of_two_hosts_without_a_run_the_other_one_leads_once_slurm_has_spoken(alice: Alice) -> None:
     patient = {"MONARCH_HPC_LIVENESS__FENCE_S": "150"}  # longer than Slurm takes to give up a host
     done = alice.run("alloc", "dev", "-N", "2", "-w", "n3,n4", "-t", "30", env=patient)
     assert done.returncode == 0, done.stderr
-    lose_first(alice, "n3", write(alice, "heirs.py", PROGRAM), 1, patient, slurm_knows=True)
+    alice.lab.kill_host("n3")
+    declare_down(alice, "n3")
+    wait_until("the heir", lambda: list(alice.shared.rglob("head.[2-9].json")), 120.0)
     assert "Slurm says that n3, with the head, has left the job" in alice.run("logs", "dev", "--agents").stdout
+    program, off = write(alice, "heirs.py", PROGRAM), write(alice, "off", "")
+    done = alice.run("run", "-a", "dev", program, "n3", off)
+    assert done.returncode == 0 and "calls 0\n" in done.stdout, (done.stdout, done.stderr)
     done = alice.run("release", "dev")
     assert done.returncode == 0, done.stderr
     await_end(alice, "n4")
@@ -166,6 +223,51 @@ def test_a_head_whose_cable_is_in_again_before_slurm_has_noticed_is_seated_as_an
     assert going.returncode == 0 and "fresh 2 2 2\n" in out, (out, err)
     done = alice.run("run", "-a", "dev", program, "none", off, env=env)
     assert done.returncode == 0 and "calls 0 0 0 0\n" in done.stdout, (done.stdout, done.stderr)
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n1")
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_of_two_halves_the_one_with_the_run_has_the_head(alice: Alice, with_head: bool) -> None:
+    soon = {
+        "LIVENESS__HEARTBEAT_S": "0.25",
+        "LIVENESS__SUSPECT_S": "1",
+        "LIVENESS__DEAD_S": "4",
+        "LIVENESS__FENCE_S": "8",
+    }
+    env = {f"MONARCH_HPC_{key}": value for key, value in soon.items()} | {"MONARCH_HPC_AGENT__GRACE_S": "1"}
+    done = alice.run("alloc", "dev", *FOUR, env=env)
+    assert done.returncode == 0, done.stderr
+    halves = [("n1", "n2"), ("n3", "n4")]
+    near, far = halves if with_head else halves[::-1]
+    stop = write(alice, "stop", "")
+    words = ("run", "-a", "dev", write(alice, "near.py", NEAR), stop, *near)
+    going = alice.lab.popen(argv(*words), env=alice.environment(env), host=near[1])
+    until_printed(going, "calls")
+    for one in halves[0]:
+        for other in halves[1]:
+            alice.lab.cut(one, other)
+
+    def left() -> list[str]:
+        return [found for found in procs_left(alice) if found.startswith(far)]
+
+    wait_until("the end of procs in the other half", left, 120.0, accept=lambda found: not found)
+    command = ("run", "-a", "dev", write(alice, "probe.py", PROBE))
+
+    def works(host: str) -> str:
+        return alice.lab.run(argv(*command), env=alice.environment(env), host=host, timeout_s=120.0).stdout
+
+    wait_until("a run there", partial(works, near[0]), 120.0, accept=lambda text: f"on {' '.join(near)}\n" in text)
+    assert "on" not in works(far[0])
+    for one in halves[0]:
+        for other in halves[1]:
+            alice.lab.join(one, other)
+    everywhere = f"on {' '.join((*halves[0], *halves[1]))}\n"
+    wait_until("a run on all hosts", partial(works, "login"), 240.0, accept=lambda text: everywhere in text)
+    write(alice, "stop", "now")
+    out, err = going.communicate(timeout=120)
+    assert going.returncode == 0 and "over\n" in out, (out, err)
     done = alice.run("release", "dev")
     assert done.returncode == 0, done.stderr
     await_end(alice, "n1")

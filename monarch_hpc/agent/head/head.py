@@ -17,7 +17,7 @@ from monarch_hpc.agent.head.hosts.returns import HostReturns
 from monarch_hpc.agent.head.hosts.roster import HostRoster, HostSlot
 from monarch_hpc.agent.head.inheritance import Inheritance
 from monarch_hpc.agent.head.link import Link
-from monarch_hpc.agent.head.peers import HeadPeers
+from monarch_hpc.agent.head.peers import NO_PEER, HeadPeers
 from monarch_hpc.agent.head.questions import HeadQuestions
 from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links
 from monarch_hpc.agent.head.runs.closing import RunClosing
@@ -272,6 +272,10 @@ class Head:
     def num_programs(self) -> int:
         """Number of connected programs that have opened a run, also of those whose run is over."""
         return len(self._peers.links) - len(self.state.roster.linked())
+
+    def knows(self, link: Link) -> bool:
+        """Tell whether a client has opened a run, or used kept procs; others have only asked."""
+        return self._peers.number(link) != NO_PEER
 
     def owns(self, link: Link) -> bool:
         """Tell whether *link* belongs to the owner of a run."""

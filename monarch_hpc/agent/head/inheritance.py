@@ -18,6 +18,10 @@ from monarch_hpc.wire.control.runs import CloseRun, OpenRun
 
 __all__ = ["Inheritance"]
 
+_MAX_VOTED = 16
+"""Number of hosts up to which an owner has a voice: each run changes the electorate, which all hosts are told, and
+larger allocations are not divided into equal halves."""
+
 _log = Logger(__name__)
 
 
@@ -57,6 +61,21 @@ class Inheritance:
     def agents(self) -> list[Link]:
         """The links to the agents, by rank of their hosts."""
         return self._peers.of(slot.peer for slot in self._state.roster.all() if slot.peer is not None)
+
+    def owner(self) -> Link | None:
+        """The link to the owner of the oldest open run, if it has a voice in elections."""
+        slots = self._state.roster.all()
+        if len(slots) > _MAX_VOTED:
+            return None
+        for run in self._state.runs.values():
+            links = [] if run.owner is None or not run.opened.votes else self._peers.known([run.owner])
+            if not links or run.closing is not None:
+                continue
+            # The voice of an owner on the other one of two hosts would be lost with that host, and the head would stop.
+            others = {slot.entry.name for slot in slots if slot.entry.rank != self._state.rank}
+            here = run.opened.controller_host
+            return None if len(slots) <= 2 and others & {here, here.partition(".")[0]} else links[0]
+        return None
 
     def begin(self, hosts: Sequence[HostEntry]) -> None:
         """Await the hosts of the head before, and the programs of their procs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from monarch_hpc.agent.head.link import ChannelLink, Link
 from monarch_hpc.agent.succession.slurm_word import SlurmWord
@@ -14,13 +15,15 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.supervision.electorate import Electorate, Voice, Voters
+from monarch_hpc.supervision.announcement import announcement_of, electorate_of
+from monarch_hpc.supervision.electorate import Voice, Voters
 from monarch_hpc.supervision.succession import Candidacy, Duty, Part, Patience, Succession
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.runs import OpenRun
 from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
@@ -39,10 +42,19 @@ _ASKING = 8
 _CHANGE_S = 1.0
 """Interval at which a head brings its electorate up to date."""
 
-Agents = Callable[[], Sequence[Link]]
-"""The links of a head to the agents, this one among them, by rank."""
-
 _log = Logger(__name__)
+
+
+class Electors(Protocol):
+    """The links of a head to those who have a voice."""
+
+    def agents(self) -> Sequence[Link]:
+        """The agents, this one among them, by rank."""
+        ...
+
+    def owner(self) -> Link | None:
+        """The owner of the oldest open run, if it has a voice."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,9 @@ class Elections:
         self._place: HeadPlace | None = None
         self._hosts: dict[int, HostEntry] = {}
         self._dialled: dict[int, FrameChannel] = {}  # by rank, to ask other agents
-        self._agents: Agents = tuple  # once this agent is the head
+        self._candidacy: Candidacy | None = None  # the last one of this agent
+        self._owners: list[FrameChannel] = []  # of runs, which have lost the head and offer their voice
+        self._electors: Electors | None = None  # once this agent is the head
         self._doubtful: list[Callable[[], None]] = []
         self._over = False
         self.last_head = -1
@@ -110,22 +124,12 @@ class Elections:
         self._place = place
         return True
 
-    def _on_announce(self, message: Announce, head: Voice) -> Acknowledge | None:
-        before = Voters(tuple(map(int, message.before))) if message.before else None
-        electorate = Electorate(
-            message.term,
-            message.number,
-            head,
-            Voters(tuple(map(int, message.hosts))),
-            before,
-            heeds_slurm=message.heeds_slurm,
-        )
-        return Acknowledge(message.term, message.number) if self._part.announce(electorate) else None
-
     def seek(self, why: str, heard_s: float) -> bool:
         """Seek an heir of the head, whose last message came at *heard_s*; False if none can be elected."""
         electorate = self._part.electorate
-        if electorate is None or not electorate.elects(set(electorate.voters.hosts), head_gone=True):
+        if electorate is None:
+            return False
+        if not electorate.closed and not electorate.elects(electorate.voices, head_gone=True):
             return False
         now_s, noticed_s = self._engine.clock(), heard_s + self._liveness.dead_s
         if self._part.lose_at(self._part.term, self._part.choice, now_s, noticed_s):
@@ -143,8 +147,11 @@ class Elections:
             self._end.fence(f"no head for {self._liveness.fence_s:g} s (config key 'liveness.fence_s')")
             return
         if duty is Duty.STAND and (candidacy := self._part.stand(self._engine.clock())) is not None:
+            self._candidacy = candidacy
             for rank in self._hosts:
                 self._ask(rank, candidacy)
+            for owner in self._owners:
+                _send(owner, AskVoice(candidacy.term, *candidacy.order))
             self._rule_if_elected()  # the own voice may be enough
             self._heed_slurm()
         self._engine.call_later(_TICK_S, self._tick)
@@ -177,14 +184,29 @@ class Elections:
 
         self._node.dial(self._hosts[rank].addresses, 0, dialled)
 
+    def on_channel(self, channel: FrameChannel) -> bool:
+        """Take the channel of the owner of a run, which offers its voice; False for other peers."""
+        electorate = self._part.electorate
+        if self._over or electorate is None or channel.peer.role is not Role.CONTROLLER:
+            return False
+        if channel.peer.incarnation not in electorate.owners:
+            return False
+        self._owners = [owner for owner in self._owners if owner.error is None] + [channel]
+        mine = self._candidacy
+        if mine is not None and (mine.term, mine.candidate) == (self._part.term, self._part.choice):
+            _send(channel, AskVoice(mine.term, *mine.order))
+        return True
+
     def on_frame(self, channel: FrameChannel, frame: Frame) -> bool:
-        """Handle a message of an agent that is no head of this one, nor follows it; False for other frames."""
-        if frame.kind is not Kind.CONTROL or channel.peer.role is not Role.AGENT:
+        """Handle a message of an agent or owner that is no head of this one, nor follows it; False for other frames."""
+        is_owner = channel in self._owners
+        if frame.kind is not Kind.CONTROL or not (is_owner or channel.peer.role is Role.AGENT):
             return False
         try:
-            return self.on_message(channel, decode(frame.body))
+            message = decode(frame.body)
         except FrameError:
             return False
+        return (not is_owner or isinstance(message, GiveVoice)) and self.on_message(channel, message)
 
     def on_message(self, channel: FrameChannel, message: Message) -> bool:
         """Handle a message of another agent; False if it is not about a succession."""
@@ -193,8 +215,8 @@ class Elections:
             case AskVoice() | GiveVoice() | Rules() | Announce() | Acknowledge() if self._over:
                 return True
             case Announce():
-                if (known := self._on_announce(message, voice)) is not None:
-                    _send(channel, known)
+                if self._part.announce(electorate_of(message, voice)):
+                    _send(channel, Acknowledge(message.term, message.number))
             case Acknowledge():
                 self._part.acknowledge((message.term, message.number), voice)
                 self._change()
@@ -220,15 +242,14 @@ class Elections:
 
     # ---- a head ----
 
-    def found(self, agents: Agents) -> None:
+    def found(self, electors: Electors) -> None:
         """Become the head of the first term, unless this agent is a head already."""
         if self._part.part is Part.SEEKS:
             self._place = HeadPlace(1, self._own.rank, self._own.addresses)
-            voters, now_s = Voters(self._voices(agents)), self._engine.clock()
+            voters, now_s = self._voters(electors), self._engine.clock()
             self._part.found(voters, now_s, heeds_slurm=self._slurm.counts)
-            for link in agents():
-                self.greet(link)
-            self.lead(agents)
+            self._announce(electors)
+            self.lead(electors)
 
     def _rule_if_elected(self) -> None:
         if not self._part.rule(self._engine.clock()):
@@ -245,29 +266,35 @@ class Elections:
         """Tell an agent that follows this one of the electorate, once there is one."""
         electorate = self._part.electorate
         if self._part.part is Part.RULES and electorate is not None and isinstance(link, ChannelLink):
-            before = () if electorate.before is None else electorate.before.hosts
-            voters = list(map(str, electorate.voters.hosts))
-            link.send(
-                Announce(electorate.term, electorate.number, voters, list(map(str, before)), electorate.heeds_slurm)
-            )
+            link.send(announcement_of(electorate))
 
-    def lead(self, agents: Agents) -> None:
+    def on_client(self, link: Link, message: Message) -> None:
+        """Tell the owner of a run that has opened it of the electorate, which may have its voice already."""
+        if isinstance(message, OpenRun) and self._electors is not None and self._electors.owner() is link:
+            self.greet(link)
+
+    def _announce(self, electors: Electors) -> None:
+        owner = electors.owner()
+        for link in electors.agents() if owner is None else (*electors.agents(), owner):
+            self.greet(link)
+
+    def lead(self, electors: Electors) -> None:
         """As the head, keep the electorate up to date with the linked agents, and stop in a minority."""
         if self._over or self._part.part is not Part.RULES:
             return
-        voices, now_s = self._voices(agents), self._engine.clock()
-        self._part.hear(frozenset(voices), now_s)
+        voters, now_s = self._voters(electors), self._engine.clock()
+        self._part.hear(voters.all, now_s)
         if self._part.due(now_s) is Duty.FENCE:
             limit = f"{self._liveness.fence_s:g} s (config key 'liveness.fence_s')"
-            self._end.fence(f"less than half of the hosts have answered for {limit}")
+            self._end.fence(f"less than half of the voices that elect a head have answered for {limit}")
             return
-        self._agents = agents
+        self._electors = electors
         if not self._part.doubts(now_s):
             held, self._doubtful = self._doubtful, []
             for report in held:
                 report()
         self._change()
-        self._engine.call_later(_CHANGE_S, partial(self.lead, agents))
+        self._engine.call_later(_CHANGE_S, partial(self.lead, electors))
 
     def when_sure(self, report: Callable[[], None]) -> None:
         """As the head, report that an agent is lost: at once, unless this agent stood still and may rule no more.
@@ -278,25 +305,32 @@ class Elections:
         if self._part.doubts(self._engine.clock()):
             self._doubtful.append(report)
         else:
+            # First: the owner of a run learns of the change before it may end because of the loss.
+            self._change()
             report()
 
     def _change(self) -> None:
-        electorate = self._part.change(Voters(self._voices(self._agents)))
-        if electorate is None:
+        if self._electors is None or self._over:
             return
-        for link in self._agents():
-            self.greet(link)
-        if electorate.before is None:
+        last = self._part.electorate
+        electorate = self._part.change(self._voters(self._electors))
+        if electorate is None or last is None:
+            return
+        self._announce(self._electors)
+        if electorate.closed and not last.closed:
+            _log.warning("no heir of this head can be elected any more: half of the hosts have gone at once")
+        elif last.before is not None and last.before.hosts != electorate.voters.hosts:  # runs come and go more often
             _log.info("%d hosts elect the next head", len(electorate.voters.hosts))
 
-    def _voices(self, agents: Agents) -> tuple[Voice, ...]:
-        own = self._part.own
-        channels = [link.channel if isinstance(link, ChannelLink) else None for link in agents()]
-        return tuple(
-            own if channel is None else channel.peer.incarnation
-            for channel in channels
-            if channel is None or channel.error is None
-        )
+    def _voters(self, electors: Electors) -> Voters:
+        hosts = tuple(voice for link in electors.agents() if (voice := self._voice(link)))
+        return Voters(hosts, self._voice(electors.owner()) if self._slurm.counts else 0)
+
+    def _voice(self, link: Link | None) -> Voice:
+        """The voice of a peer; 0 if its link has ended, or there is none."""
+        if not isinstance(link, ChannelLink):
+            return 0 if link is None else self._part.own
+        return link.channel.peer.incarnation if link.channel.error is None else 0
 
 
 def _send(channel: FrameChannel, message: Message) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from monarch_hpc.agent.succession.elections import Elections
+from monarch_hpc.allocation.files import is_over
 from monarch_hpc.allocation.heads import HeadPlace, read_head
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import TransportError
@@ -67,7 +68,9 @@ class HeadSearch:
         if self._over():
             return
         head = read_head(self._folder)
-        if head is not None:
+        if head is None and self._doubt is not None and is_over(self._folder):
+            self._failed("the allocation has ended")
+        elif head is not None:
             self._forwarders[:] = head.addresses
             self._node.dial(head.addresses, 0, partial(self._found, problem, head))
         elif self._deadline.passed():
@@ -79,6 +82,8 @@ class HeadSearch:
         if not isinstance(result, TransportError):
             self._elections.follow(head, result.peer.incarnation)
             self._join(result, problem)
+        elif self._doubt is not None and is_over(self._folder):
+            self._failed("the allocation has ended")
         elif (result.retryable or self._doubt is not None) and not self._deadline.passed():
             if self._doubt is not None:
                 self._doubt(head.rank, partial(self._on_gone, head))

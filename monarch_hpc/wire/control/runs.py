@@ -26,6 +26,7 @@ class OpenRun(Message):
         on_loss: see config key `run.on_loss`; the owner's counts.
         hold_s: likewise `run.hold_s`.
         takes: epoch of the run that the owner takes over, -1 for any; 0 if it takes none over.
+        votes: whether the owner has a voice in elections of the next head.
     """
 
     run: str
@@ -39,6 +40,7 @@ class OpenRun(Message):
     on_loss: str = "stop"
     hold_s: float = 0.0
     takes: int = 0
+    votes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Messages by which agents elect the head of the next term, see `supervision.succession`.
+"""Messages by which agents, and the owner of a run, elect the head of the next term, see `supervision.succession`.
 
 Incarnations are decimal strings: JSON has no u64. That of the sender is the channel's peer's.
 """
@@ -13,12 +13,13 @@ __all__ = ["Acknowledge", "Announce", "AskVoice", "GiveVoice", "Rules"]
 
 @dataclass(frozen=True, slots=True)
 class Announce(Message):
-    """Head to agents: the electorate; see `supervision.electorate.Electorate`.
+    """Head to agents and the owner of a run: the electorate; see `supervision.electorate.Electorate`.
 
     Args:
         hosts: the voices of the hosts, by rank.
         before: those before a change that is not complete; empty if there is none.
-        heeds_slurm: see `Electorate`.
+        heeds_slurm: see `Electorate`; *closed* likewise.
+        owner: the voice of the owner of the oldest open run; 0 if that has none. *owner_before* likewise.
     """
 
     term: int
@@ -26,11 +27,14 @@ class Announce(Message):
     hosts: list[str]
     before: list[str]
     heeds_slurm: bool
+    closed: bool = False
+    owner: str = "0"
+    owner_before: str = "0"
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge(Message):
-    """Agent to head: the electorate of this term and number is known."""
+    """Agent or owner to head: the electorate of this term and number is known."""
 
     term: int
     number: int
@@ -38,7 +42,7 @@ class Acknowledge(Message):
 
 @dataclass(frozen=True, slots=True)
 class AskVoice(Message):
-    """Candidate to agents: give me your voice for *term*; I count by an electorate of this term and number."""
+    """Candidate to agents and the owner: give me your voice for *term*; I count by the electorate of this number."""
 
     term: int
     electorate_term: int
@@ -47,7 +51,7 @@ class AskVoice(Message):
 
 @dataclass(frozen=True, slots=True)
 class GiveVoice(Message):
-    """Agent to candidate: the voice for *term*, if *given*; *known_term* is the highest that the agent knows."""
+    """Agent or owner to candidate: its voice for *term*, if *given*; *known_term* is the highest that it knows."""
 
     term: int
     given: bool

@@ -15,6 +15,7 @@ from monarch_hpc import ActorDied, ActorMesh
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.allocation.heads import read_head
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.head.orders import shut_down
 from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
@@ -75,6 +76,16 @@ def test_a_host_that_was_given_up_ends_its_procs_and_is_used_again(directory: Pa
         pid_of(lost)
     assert pid_of(spawn_on(2)) > 0
     assert pid_of(kept) == pids[0]
+
+
+def test_a_host_that_was_given_up_does_not_ask_an_allocation_that_has_ended(directory: Path) -> None:
+    """As after a release while a cable is out: nobody would answer, for `agent.rejoin_s`."""
+    agent = hosts_of(directory)[2].agent
+    os.kill(agent, signal.SIGSTOP)
+    wait_until("the loss", lambda: seated(directory), _LONG_S, accept=lambda seen: seen[2] == ("lost", False))
+    assert shut_down(directory, 1.0) is not None
+    os.kill(agent, signal.SIGCONT)
+    wait_until("its end", lambda: not alive(agent), _LONG_S)
 
 
 def test_a_head_that_was_followed_meanwhile_gives_no_orders_and_comes_back_as_an_agent(directory: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from monarch_hpc.allocation.files import write_left
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
@@ -256,3 +259,29 @@ def test_a_signal_to_all_processes_of_the_script_leaves_a_whole_last_word(tmp_pa
     files = directory / "attempts/1"
     assert json.loads((files / "granted.json").read_text())["job_id"] == 7
     assert json.loads((files / "ended.json").read_text())["exit_status"] == 3
+
+
+def test_an_srun_that_does_not_notice_the_end_of_its_tasks_is_not_waited_for(tmp_path: Path) -> None:
+    """Its connections were cut for a while; Slurm would kill it after KillWait, for which `release` waited."""
+    directory, commands = tmp_path / "allocation", tmp_path / "bin"
+    (directory / "attempts").mkdir(parents=True)
+    (directory / "key").touch()
+    commands.mkdir()
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    srun = f"#!/bin/bash\ntrap '' TERM; echo begun > {shlex.quote(str(begun))}; while :; do sleep 60; done\n"
+    (commands / "srun").write_text(srun)
+    (commands / "srun").chmod(0o755)
+    script = render_script(config(tmp_path), request(directory=directory))
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_NNODES": "1"}
+    env = {"PATH": f"{commands}:{os.environ['PATH']}", **job}
+    batch = subprocess.Popen(["bash", "-c", script], env=env, start_new_session=True)
+    try:
+        assert begun.read_text() == "begun\n"
+        write_left(directory / "attempts/1")  # by the head
+        batch.terminate()  # by scancel
+        assert batch.wait(60) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(batch.pid, signal.SIGKILL)
+    assert json.loads((directory / "attempts/1/ended.json").read_text())["exit_status"] == 0

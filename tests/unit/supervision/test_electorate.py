@@ -59,7 +59,34 @@ def test_without_slurms_word_a_change_needs_fewer_voices() -> None:
     pair = Electorate(1, 1, 1, Voters((1, 2, 3)))
     assert not pair.elects({2}, head_gone=True)
     assert pair.follower(Voters((1, 2)), {1, 2}) is not None
-    assert Electorate(1, 1, 1, Voters((1, 2, 3)), heeds_slurm=True).follower(Voters((1, 2)), {1, 2}) is None
+    heeds = Electorate(1, 1, 1, Voters((1, 2, 3, 4, 5)), heeds_slurm=True)
+    assert heeds.follower(Voters((1, 2, 3, 4)), {1, 2, 3}) is None
+    assert heeds.follower(Voters((1, 2, 3, 4)), {1, 2, 3, 4}) is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "left"),
+    [
+        (Voters((1, 2), OWNER), Voters((1,), OWNER)),  # Slurm's word would elect 2
+        (Voters((1, 2, 3)), Voters((1, 2))),
+        (Voters((1, 2, 3, 4)), Voters((1, 2))),
+    ],
+)
+def test_an_electorate_whose_missing_voices_never_agree_is_closed(before: Voters, left: Voters) -> None:
+    joint, known = Electorate(1, 2, 1, left, before=before, heeds_slurm=True), left.all
+    assert joint.follower(left, {1}) is None
+    closing = joint.follower(left, known)
+    assert closing == Electorate(1, 3, 1, left, before=before, heeds_slurm=True, closed=True)
+    assert not closing.elects(before.all, head_gone=True)
+    assert not closing.hears({1}) or before.at_least_half({1})
+    closed = closing.follower(left, known)
+    assert closed == Electorate(1, 4, 1, left, heeds_slurm=True, closed=True)
+    assert closed.follower(Voters((1,)), {1}) == Electorate(1, 5, 1, Voters((1,)), heeds_slurm=True, closed=True)
+
+
+def test_an_electorate_is_not_closed_while_the_missing_voices_may_elect() -> None:
+    joint = Electorate(1, 2, 1, Voters((1,)), before=Voters((1, 2), OWNER), heeds_slurm=True)
+    assert joint.follower(Voters((1,)), {1}) is None
 
 
 def test_the_next_head_begins_with_the_electorate_that_elected_it() -> None:

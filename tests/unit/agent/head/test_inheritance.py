@@ -15,6 +15,7 @@ from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunOpened
 from monarch_hpc.wire.proc_key import ProcKey
 from tests.unit.agent.head.test_head import Party, entry
+from tests.unit.agent.head.test_head import World as FirstTerm
 
 EPOCH, MEMBER = 5, 6
 
@@ -174,3 +175,48 @@ def test_an_order_that_was_under_way_is_given_again_and_others_are_refused(world
 def test_a_strange_mesh_is_refused(world: World, mesh: list[int]) -> None:
     (refused,) = world.reopen(mesh).take()
     assert isinstance(refused, Refused) and "a mesh has a number and hosts" in refused.problem
+
+
+def first_head(num_hosts: int) -> Head:
+    """A head of term 1, on host 0, whose hosts have all joined."""
+    world = FirstTerm(num_hosts)
+    world.join(*range(num_hosts))
+    return world.head
+
+
+def voter(head: Head, run: str, host: str = "login", *, votes: bool = True) -> Party:
+    """The command that owns a run."""
+    owner = Party()
+    head.on_client(owner, OpenRun(run, "train.py", host, 7, owner=True, votes=votes))
+    return owner
+
+
+@pytest.mark.parametrize("num_hosts", [2, 4, 16])
+def test_the_owner_of_the_oldest_open_run_has_a_voice(num_hosts: int) -> None:
+    head = first_head(num_hosts)
+    assert head.inheritance.owner() is None
+    voter(head, "silent", votes=False)
+    first, second = voter(head, "first"), voter(head, "second")
+    assert head.inheritance.owner() is first
+    head.on_client(first, CloseRun("first", 0))
+    assert head.inheritance.owner() is second, "a run that ends has none"
+    head.on_client_lost(second, "killed")
+    assert head.inheritance.owner() is None
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "host", "counts"),
+    [(2, "n0", True), (2, "n1", False), (2, "n1.site", False), (4, "n1", True), (17, "login", False)],
+)
+def test_an_owner_that_may_be_lost_with_half_of_the_hosts_has_no_voice(num_hosts: int, host: str, counts: bool) -> None:
+    head = first_head(num_hosts)
+    owner = voter(head, "run", host)
+    assert head.inheritance.owner() is (owner if counts else None)
+
+
+def test_an_owner_that_closes_the_channel_of_its_voice_may_come_back() -> None:
+    """Clients that have opened a run are barred once they are lost."""
+    head = first_head(2)
+    owner, offer = voter(head, "run"), Party()
+    head.on_client(offer, Status())
+    assert head.knows(owner) and not head.knows(offer)
