@@ -40,7 +40,7 @@ DOORS = {
     "pynvml": {"telemetry.scribe.gpus"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
-    "sqlglot": {"telemetry.sql.split", "telemetry.sql.joins"},
+    "sqlglot": {"telemetry.sql.splitting"},
     "submitit": {"submitit"},
     "torch": {"mesh.scripts.spmd", "rdma.tensors", "rdma.trees.tensors", "tensor", "wire.tensors"},
     "yaml": {"config"},

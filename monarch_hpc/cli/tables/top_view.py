@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import field
+from functools import partial
 
 from monarch_hpc.cli.output import plain
 from monarch_hpc.cli.tables.calls import format_age
@@ -92,14 +93,40 @@ def see(
     return found, [f"deadlock: {' -> '.join([*ring, ring[0]])}" for ring in picture.deadlocks]
 
 
-@dataclass(frozen=True, slots=True)
 class Line:
-    """One line below the headings, with a cell for each of `COLUMNS`."""
+    """One line below the headings. Most are never shown: what is in it is found out when it is.
 
-    key: _Key
-    cells: tuple[str, ...]
-    proc: ProcSeen | None = None
-    bad: bool = False
+    Args:
+        key: the same in all pictures.
+        make: gives its cells, and whether it is bad.
+        proc: the proc that it is about.
+    """
+
+    __slots__ = ("_made", "_make", "key", "proc")
+
+    def __init__(
+        self, key: _Key, make: Callable[[], tuple[tuple[str, ...], bool]], proc: ProcSeen | None = None
+    ) -> None:
+        self.key = key
+        self.proc = proc
+        self._make = make
+        self._made: tuple[tuple[str, ...], bool] | None = None
+
+    @property
+    def _content(self) -> tuple[tuple[str, ...], bool]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """A cell for each of `COLUMNS`."""
+        return self._content[0]
+
+    @property
+    def bad(self) -> bool:
+        """Whether something is wrong there."""
+        return self._content[1]
 
 
 def lines_of(snapshot: Sighting, turned: Set[_Key], wanted: str = "", *, everything: bool = False) -> list[Line]:
@@ -112,17 +139,19 @@ def lines_of(snapshot: Sighting, turned: Set[_Key], wanted: str = "", *, everyth
     """
     hosts: dict[tuple[str, str], list[ProcSeen]] = {}
     for proc in snapshot.procs:
-        if wanted.lower() in _words(proc):
+        if not wanted or wanted.lower() in _words(proc):
             hosts.setdefault((proc.allocation, proc.process.host), []).append(proc)
     found: list[Line] = []
     for key, procs in sorted(hosts.items()):
-        found.append(_host_line(key, procs))
+        found.append(Line(key, partial(_host_line, key, procs)))
         if key in turned and not everything:
             continue
         for proc in sorted(procs, key=lambda one: (one.process.run, one.process.mesh, one.process.rank)):
-            found.append(_proc_line(proc))
+            found.append(Line(proc.key, partial(_proc_line, proc), proc))
             if proc.key in turned or everything:
-                found += [_actor_line(proc, row) for row in proc.rows if row.actor]
+                found += [
+                    Line((*proc.key, row.actor), partial(_actor_line, row), proc) for row in proc.rows if row.actor
+                ]
     return found
 
 
@@ -134,7 +163,7 @@ def _words(proc: ProcSeen) -> str:
     return "\n".join(words).lower()
 
 
-def _host_line(key: tuple[str, str], procs: Sequence[ProcSeen]) -> Line:
+def _host_line(key: tuple[str, str], procs: Sequence[ProcSeen]) -> tuple[tuple[str, ...], bool]:
     states = Counter(_state(proc) for proc in procs)
     num_ended = sum(proc.process.state == "ended" for proc in procs)
     counted = ", ".join(f"{num} {state}" for state, num in states.most_common())
@@ -150,21 +179,21 @@ def _host_line(key: tuple[str, str], procs: Sequence[ProcSeen]) -> Line:
         "",
         "",
     )
-    return Line(key, cells, bad=num_ended > 0 or "stopped" in states)
+    return cells, num_ended > 0 or "stopped" in states
 
 
-def _proc_line(proc: ProcSeen) -> Line:
+def _proc_line(proc: ProcSeen) -> tuple[tuple[str, ...], bool]:
     one, row = proc.process, _busiest(proc.rows)
     name = f"  {proc.name}" + (f" {one.pid}" if one.pid else "")
     state = _state(proc)
     calls = ("", "", one.cause, "") if row is None or one.state == "ended" else _calls(row)
     bad = one.state in ("ended", "stopped") or state == "failed"
-    return Line(proc.key, (name, state, _cpu(proc.cpu), _size(one.rss_bytes), *calls), proc, bad)
+    return (name, state, _cpu(proc.cpu), _size(one.rss_bytes), *calls), bad
 
 
-def _actor_line(proc: ProcSeen, row: Row) -> Line:
+def _actor_line(row: Row) -> tuple[tuple[str, ...], bool]:
     state = row.state.partition(":")[0]
-    return Line((*proc.key, row.actor), (f"    {row.actor}", state, "", "", *_calls(row)), proc, state == "failed")
+    return (f"    {row.actor}", state, "", "", *_calls(row)), state == "failed"
 
 
 def _busiest(rows: Sequence[Row]) -> Row | None:

@@ -16,7 +16,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.kept.arrow import least_time, schema_of, table_of_rows
 from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns, find_kept
 from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan, tables_of
-from monarch_hpc.wire.tables.pieces import RECORD_TABLES, QueryPiece, sql_tables
+from monarch_hpc.wire.tables.pieces import ON_HOSTS, RECORD_TABLES, QueryPiece, sql_tables
 from monarch_hpc.wire.tables.schema import Table
 
 __all__ = [
@@ -259,7 +259,8 @@ def finish(
         pulled = [table for piece in plan.pieces for table in piece.tables]
         context = context_of(replace(rows, live=live), tables_of(plan.final), unreadable, pulled)
         return _rows(run(context, plan.final), max_bytes)
-    context = _open_context()
+    others = [name for name in tables_of(plan.final) if name not in ON_HOSTS] if plan.rule == "lookup" else []
+    context = context_of(rows, others, unreadable)
     _register(context, PARTIAL, _concat(results[0]))
     return _rows(run(context, plan.final), max_bytes)
 

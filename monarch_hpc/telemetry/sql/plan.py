@@ -24,8 +24,10 @@ class QueryPlan:
 
     Args:
         rule: how it was split: `partial` aggregates; `home`, groups that are on one host each; `rows` that are chosen
-            or sorted; or `pull`, the columns and rows of tables that the whole question then is about.
-        final: the text whose answer is the question's: about `PARTIAL`, or with `pull`, about the tables themselves.
+            or sorted; `lookup`, groups of rows that meet the same rows of tables of the head; or `pull`, the columns
+            and rows of tables that the whole question then is about.
+        final: the text whose answer is the question's: about `PARTIAL`, with `lookup` about other tables, too, or with
+            `pull` about the tables themselves.
         by_host: whether it holds only if all rows of a host are in one part, because hosts group or join them.
     """
 

@@ -8,7 +8,7 @@ from monarch_hpc.telemetry.sql.context import RowSet, combine, context_of, finis
 from monarch_hpc.telemetry.sql.given import TakenQuestion
 from monarch_hpc.telemetry.sql.plan import QueryPlan, tables_of
 from monarch_hpc.telemetry.sql.pull import pull
-from monarch_hpc.telemetry.sql.split import split
+from monarch_hpc.telemetry.sql.splitting.split import split
 from monarch_hpc.wire.tables.pieces import sql_tables
 
 __all__ = ["Planner"]

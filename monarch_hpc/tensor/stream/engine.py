@@ -155,6 +155,7 @@ class TensorEngine(EngineState):
         obj: Any = None,
         depth: int = 2,
         sites: Sequence[Site] | None = None,
+        at_once: bool = True,
     ) -> int:
         """Add one record; return the number of its first result.
 
@@ -165,6 +166,7 @@ class TensorEngine(EngineState):
             obj: an object that it refers to.
             depth: frames up to the program's code, at most.
             sites: the lines of the operations that it stands for; None for one, of the program's code.
+            at_once: whether an object is sent now, not with what follows in a moment.
         """
         with self.lock:
             self.use(view)
@@ -175,7 +177,7 @@ class TensorEngine(EngineState):
             place = len(self._objects) - 1
             self.sites += (site_here(depth),) if sites is None else sites
             self.ints += [first if n == -1 else place if n == -2 else n for n in record]
-            if (obj is not None and not self._num_holds) or len(self.ints) >= self.threshold:
+            if (obj is not None and at_once and not self._num_holds) or len(self.ints) >= self.threshold:
                 self.send()
         return first
 

@@ -39,7 +39,9 @@ class Issued:
 
     def issue(self, view: View) -> int:
         """Issue it; return the number of its result."""
-        return view.engine.emit(view, [CALL, -2, -1, len(self._refs), *self._refs], self._num_values, self._request, 4)
+        record = [CALL, -2, -1, len(self._refs), *self._refs]
+        begins_step = self._request.grads == "dropped"  # travels with the step
+        return view.engine.emit(view, record, self._num_values, self._request, 4, at_once=not begins_step)
 
 
 def request_of(name: str, args: Sequence[Any], num_outs: int) -> CallRequest:

@@ -71,7 +71,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         view.engine.forfeit("an optimizer lives on its ranks, whose state is on no other rank")
         self._holder = held(number, view)
         self._own = [number, *self._numbers]
-        self._step = Issued("optimizers.step", [Ref(number), []], self._own, 0, grads="read")
+        self._step = Issued("optimizers.step", [Ref(number)], self._own, 0, grads="read")
         self._zero_grad = Issued("optimizers.zero_grad", [Ref(number)], self._own, 0, grads="dropped")
 
     def _hyperparameters(self) -> list[dict[str, Any]]:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_hpc.tensor.opaque.ref import OpaqueRef
 from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.stream.records import (
-    SHARDED_CALLS,
-    TRAINING_CALLS,
     CallRequest,
     CollectiveSpec,
     CoordinateSpec,
-    Ref,
     TransferSpec,
 )
 from monarch_hpc.tensor.worker import gradients
@@ -30,8 +26,8 @@ from monarch_hpc.tensor.worker.local import wait_for_worker
 from monarch_hpc.tensor.worker.programs import ReplayedProgram, SteppedOptimizer, SteppedUpdate
 from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import LoanFailed
+from monarch_hpc.tensor.worker.requests import Requests
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
-from monarch_hpc.wire.serializer import loads
 
 __all__ = ["Execution", "RecordStep"]
 
@@ -100,6 +96,7 @@ class Execution:
         self._rank = rank
         self._groups = groups
         self._calls = CallGroups(rank, groups)
+        self._requests = Requests()
         self._lend = lend
         self._queue = queue
         self._run = run
@@ -277,22 +274,24 @@ class Execution:
             raise
 
     def _call_function(self, request: CallRequest, first: int, refs: list[int]) -> None:
-        values = self.values
-        loaded: Any = loads(request.packed, request.buffers)
-        function = _imported(loaded[0]) if isinstance(loaded[0], str) else loaded[0]
-        own = isinstance(loaded[0], str) and loaded[0].startswith(_OWN_CALLS)
-        if self.sharding is not None and (not own or loaded[0] in _WRITING_CALLS):
-            self.healing.journal.save_all(refs)  # nobody knows which of them it writes to
-        args, kwargs = _with_values(loaded[1:], values, refs)
+        values, call = self.values, self._requests.load(request)
+        if self.sharding is not None and call.may_write:
+            self.healing.journal.save_all(refs)
+        args, kwargs = call.with_values(values, refs)
         torch._C._set_grad_enabled(request.grad)
-        with self._calls.entered((args, kwargs)) as (given, named):
-            result = function(*given, **named)
-        leaves, tree = tree_flatten(result)
+        if call.is_plain:
+            result = call.function(*args, **kwargs)
+        else:
+            with self._calls.entered((args, kwargs)) as (given, named):
+                result = call.function(*given, **named)
         if request.num_outs == -2:
             values[first] = result
             return
+        if result is None and not request.num_outs:
+            return
+        leaves, tree = tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, _KEPT)]
-        if self.sharding is not None and not own:
+        if self.sharding is not None and not call.is_own:
             self.sharding.check_results([leaf for leaf in tensors if isinstance(leaf, torch.Tensor)])
         if request.num_outs >= 0 and len(tensors) != request.num_outs:
             raise RuntimeError(
@@ -360,23 +359,6 @@ class Execution:
 
 
 _KEPT = (torch.Tensor, OpaqueRef)
-_OWN_CALLS = SHARDED_CALLS, TRAINING_CALLS
-_WRITING_CALLS = (f"{TRAINING_CALLS}checkpoints.load",)
-"""Those that write to values; modules and optimizers that live here do, too, but are in no version."""
-
-
-def _imported(name: str) -> Any:
-    module, _, function = name.rpartition(".")
-    return getattr(importlib.import_module(module), function)
-
-
-def _with_values(tree: Any, values: Values, refs: list[int]) -> Any:
-    def value_of(leaf: Any) -> Any:
-        if not isinstance(leaf, Ref):
-            return leaf
-        return values[leaf.number if leaf.number >= 0 else refs[-1 - leaf.number]]
-
-    return tree_map(value_of, tree, is_leaf=lambda x: isinstance(x, Ref))
 
 
 def _describe(tensor: torch.Tensor | OpaqueRef) -> tuple[str, Any]:

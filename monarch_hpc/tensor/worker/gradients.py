@@ -33,7 +33,10 @@ def backward(
     try:
         values.check((loss, gradient))
         torch._C._set_grad_enabled(True)
-        values[loss].backward(values[gradient], retain_graph=retain)
+        root, given = values[loss], values[gradient]
+        if given is None and sharding is not None:
+            given = sharding.first_gradient(root)
+        root.backward(given, retain_graph=retain)
         if sharding is not None:
             sharding.note_backward(leaves)
     except BaseException as error:

@@ -132,7 +132,7 @@ class Table(Generic[R]):
             raise FrameError(f"a row of {self.name} does not have {len(self.columns)} columns: {values!r:.200}")
         document = {one.name: value for one, value in zip(self.columns, values, strict=True)}
         odd = {name: document[name] for name in self._odd if _is_odd(document[name])}
-        row = build(self._row, {**document, **dict.fromkeys(odd, 0.0)}, self.name)
+        row = build(self._row, {**document, **dict.fromkeys(odd, 0.0)} if odd else document, self.name)
         assert isinstance(row, self._row)
         return dataclasses.replace(row, **odd) if odd else row  # type: ignore[type-var]  # a dataclass, as all rows
 

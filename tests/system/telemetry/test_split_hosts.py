@@ -96,6 +96,10 @@ def test_hosts_answer_their_part_and_a_frozen_one_is_named(procs: ProcMesh) -> N
     on_hosts += "WHERE a.actor = 'split' AND b.actor = 'split' AND b.endpoint = 'step' GROUP BY a.host"
     answer = telemetry.query(on_hosts, timeout_s=_PATIENCE_S)
     assert (sorted(answer.rows), answer.missing_hosts) == ([("local0", 9), ("local1", 9)], [])
+    with_procs = "SELECT p.rank, p.state, count(*) AS num, max(b.value) FROM procs p JOIN metrics b USING (host, pid) "
+    with_procs += "WHERE b.actor = 'split' GROUP BY p.rank, p.state"
+    answer = telemetry.query(with_procs, timeout_s=_PATIENCE_S)
+    assert (sorted(answer.rows), answer.missing_hosts) == ([(0, "ready", 3, 1.0), (1, "ready", 3, 1.0)], [])
     frozen = pid_of(_HELPER, "1")
     os.kill(frozen, signal.SIGSTOP)
     try:

@@ -75,3 +75,28 @@ def test_whole_logits_and_split_classes_are_gathered_as_before(mesh: Mesh) -> No
         given: Any = distribute(logits, mesh, spec)
         found: Any = functional.cross_entropy(given, distribute(target, mesh, other))
         assert torch.allclose(found.full_tensor(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [["dp"], [None, "tp"], [("dp", "tp")], ["dp", "tp"], [None]], ids=str)
+@pytest.mark.parametrize("shape", [(8, 4), (7, 4), (8, 3), (1, 1)], ids=str)
+def test_a_mean_and_its_gradient(mesh: Mesh, spec: Any, shape: tuple[int, int]) -> None:
+    torch.manual_seed(3)
+    whole = torch.randn(*shape, requires_grad=True)
+    given: Any = distribute(whole.detach(), mesh, spec).requires_grad_()
+    loss = (given * given).mean()
+    expected = (whole * whole).mean()
+    assert torch.allclose(loss.full_tensor(), expected, rtol=1e-6)
+    (loss * 3).backward()
+    (expected * 3).backward()  # type: ignore[no-untyped-call]
+    assert whole.grad is not None and torch.allclose(given.grad.full_tensor(), whole.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_backward_pass_begins_with_one(mesh: Mesh, dtype: torch.dtype) -> None:
+    for build in (lambda one: one.sum(), lambda one: one.mean(), lambda one: one.mean() * one.sum()):
+        whole = torch.arange(1, 9, dtype=dtype).reshape(4, 2).requires_grad_()
+        given: Any = distribute(whole.detach(), mesh, ["dp"]).requires_grad_()
+        build(given).backward()
+        build(whole).backward()  # type: ignore[no-untyped-call]
+        assert given.grad.dtype == dtype
+        assert whole.grad is not None and torch.allclose(given.grad.full_tensor(), whole.grad)

@@ -44,6 +44,7 @@ class _Traits:
     """What an operator does to its arguments.
 
     Attributes:
+        name: the operator's.
         written: places and names of arguments that it writes to.
         resizes: whether it changes the shape of one.
         views: whether a result shares the memory of an argument.
@@ -51,15 +52,16 @@ class _Traits:
         value_free: whether it uses only the shape of its first argument.
     """
 
-    __slots__ = ("random", "resizes", "value_free", "views", "written")
+    __slots__ = ("name", "random", "resizes", "value_free", "views", "written")
 
     def __init__(self, op: Any) -> None:
         arguments = op._schema.arguments
+        self.name = str(op)
         self.written = tuple(
             argument.name if argument.kwarg_only else place
             for place, argument in enumerate(arguments)
             if argument.is_write
-        ) + _HIDDEN_WRITES.get(str(op), ())
+        ) + _HIDDEN_WRITES.get(self.name, ())
         self.resizes = torch.Tag.inplace_view in op.tags
         self.views = not self.written and any(out.alias_info is not None for out in op._schema.returns)
         self.random = torch.Tag.nondeterministic_seeded in op.tags
@@ -117,7 +119,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, DTensor)]
+        tensors = _sharded_among(args, kwargs)
         if not tensors:
             return op(*args, **kwargs)
         traits = _traits(op)
@@ -128,13 +130,13 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             self.journal.save(_written(traits, args, kwargs))
         if traits.random:
             return self._random(op, traits, args, kwargs)
-        own = OWN_RULES.get(str(op))
-        if own is not None and not copied and not kwargs:
-            result = own(self, op, args)
+        own = OWN_RULES.get(traits.name)
+        if own is not None and not copied:
+            result = own(self, op, args, kwargs)
             if result is not NotImplemented:
                 return result
         through = copied and any(one is tensor for one in _written(traits, args, kwargs) for tensor in copied)
-        if not through and _are_plain(tensors) and self._trusts(str(op), is_regular(op, args, tensors)):
+        if not through and _are_plain(tensors) and self._trusts(traits.name, is_regular(op, args, tensors)):
             try:
                 result = op(*args, **kwargs)
             except (RuntimeError, NotImplementedError, ValueError, AssertionError, IndexError, TypeError) as error:
@@ -271,6 +273,17 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             ),
             result,
         )
+
+
+def _sharded_among(args: Any, kwargs: Any) -> list[DTensor]:
+    """The sharded tensors among arguments; of a few that are no containers without the cost of `tree_iter`."""
+    found = []
+    for leaf in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(leaf, DTensor):
+            found.append(leaf)
+        elif isinstance(leaf, (list, tuple, dict)):
+            found += [one for one in tree_iter(leaf) if isinstance(one, DTensor)]
+    return found
 
 
 def _no_world() -> Any:

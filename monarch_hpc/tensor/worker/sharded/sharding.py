@@ -14,9 +14,11 @@ from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.sharded.calls import entered, settle_gradients
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.device_mesh import bare_device_mesh, make_device_mesh, replace_groups
+from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
 from monarch_hpc.tensor.worker.sharded.propagation import remember_propagated
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 from monarch_hpc.tensor.worker.sharded.world import World
+from monarch_hpc.tensor.worker.sharded.wrapping import wrapped
 from monarch_hpc.tensor.worker.values import Values
 
 __all__ = ["Sharding"]
@@ -114,6 +116,13 @@ class Sharding:
     def wrap(self, value: torch.Tensor) -> DTensor:
         """The tensor of which each rank has the whole."""
         return self.ops.wrap(value)
+
+    def first_gradient(self, loss: Any) -> DTensor | None:
+        """Where a backward pass begins: 1, of a single number; DTensor would work out how it is placed, each time."""
+        if not isinstance(loss, DTensor) or loss.dim() or loss.device_mesh is not self.ops.mesh:
+            return None
+        with WithoutModes():
+            return wrapped(torch.ones((), dtype=loss.dtype), self.ops.mesh, self.ops.replicated, (), ())
 
     def check_results(self, tensors: list[Any]) -> None:
         """Refuse tensors of this rank alone among the results of a function.

@@ -49,6 +49,11 @@ class SummedGradients:
         """Note that there is something to sum."""
         self._unsummed.update(place for place, dims in enumerate(self._dims) if dims)
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether `settle` has something to do."""
+        return bool(self._unsummed or self._summed)
+
     def settle(self) -> None:
         """Sum what is not summed; on all ranks."""
         groups: dict[Any, list[int]] = {}

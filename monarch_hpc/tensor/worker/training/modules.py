@@ -9,25 +9,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_hpc.tensor.stream.records import ModulePlan
 from monarch_hpc.tensor.worker.sharded.calls import current_ops, global_placements
+from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
+from monarch_hpc.tensor.worker.sharded.wrapping import wrapped
 from monarch_hpc.tensor.worker.training.gradients import SummedGradients
 from monarch_hpc.tensor.worker.training.placed import (
     batch_dims_of,
     behind_dtensor,
     dims_of_group,
+    layout_of,
     placed_as,
-    window_of,
 )
 
 __all__ = ["HostedModule", "build", "forward", "set_training", "tensors"]
@@ -53,6 +54,7 @@ class HostedModule:
         buffers = [_place(module, name) for name, _ in module.named_buffers()]
         self.is_local = plan.out_dims is not None
         self._runner = module
+        self._out_dims = plan.out_dims or ()
         self._gates = [torch.zeros((), requires_grad=flag) for flag in (False, True)]
         self._scale = 1
         self.gradients: SummedGradients | None = None
@@ -112,7 +114,7 @@ class HostedModule:
         """Run code of the module: without the rules for sharded tensors, in a world."""
         saved = torch.get_rng_state()
         try:
-            with _disable_current_modes(), self.world:
+            with WithoutModes(), self.world:
                 yield
         finally:
             torch.set_rng_state(saved)
@@ -156,32 +158,55 @@ class HostedModule:
             outs[:], structure[:] = found, [shape]
             return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
-        if torch.is_grad_enabled():
-            gate = self._gates[any(param.requires_grad for param in self.params)]
-            made = _Inner.apply(self, run, gate, *inputs)  # type: ignore[no-untyped-call]
-        else:
-            made = run(inputs)
-        results = iter([self._global(one, shape) for one, shape in zip(made, shapes, strict=True)])
+        with WithoutModes():
+            if torch.is_grad_enabled():
+                gate = self._gates[any(param.requires_grad for param in self.params)]
+                made = _Inner.apply(self, run, shapes, gate, *inputs)  # type: ignore[no-untyped-call]
+            else:
+                made = self.sharded(run(inputs), shapes)
+        results = iter(made)
         filled = [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in outs]
         return tree_unflatten(filled, structure[0])
 
-    def _global(self, own: torch.Tensor, shape: tuple[int, ...]) -> DTensor:
-        assert self.plan.out_dims is not None
-        dims = tuple(dim if dim < len(shape) else -1 for dim in self.plan.out_dims)
-        placements, what = global_placements(dims), "the module returned a tensor of shape"
-        if own.requires_grad and torch.is_grad_enabled():
-            placed: DTensor = _Placed.apply(own, self.ops.mesh, placements, shape, what)  # type: ignore[no-untyped-call]
-            return placed
-        return placed_as(own, self.ops.mesh, placements, shape, what)
+    def sharded(self, own: list[torch.Tensor], shapes: tuple[tuple[int, ...], ...]) -> list[DTensor]:
+        """The sharded tensors of which the module returned this rank's parts, unknown to autograd."""
+        return [self._placed(one.detach(), shape) for one, shape in zip(own, shapes, strict=True)]
+
+    def _placed(self, own: torch.Tensor, shape: tuple[int, ...]) -> DTensor:
+        layout = layout_of(shape, self.ops.mesh, self._out_dims)
+        if own.shape != layout.part:
+            raise RuntimeError(
+                f"the module returned a tensor of shape {tuple(own.shape)} on this rank, where its part of {shape} is "
+                f"{layout.part}: out_spec= must say how results are split, and arguments must be distributed likewise"
+            )
+        return wrapped(own, self.ops.mesh, layout.placements, shape, layout.stride)
+
+    def _part_of_gradient(self, grad: Any, result: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the gradient of a result, which may be whole on each rank."""
+        if grad is None:  # of one that the loss does not depend on
+            return torch.zeros_like(result)
+        if not isinstance(grad, DTensor):
+            return cast("torch.Tensor", grad)
+        layout = layout_of(grad.shape, self.ops.mesh, self._out_dims)
+        if grad.placements == layout.placements:
+            return grad._local_tensor
+        if grad.placements == self.ops.replicated:
+            return grad._local_tensor[layout.window]
+        return grad.redistribute(placements=layout.placements)._local_tensor
 
     def backward(self, results: list[torch.Tensor], grads: list[Any], given: list[torch.Tensor]) -> list[Any]:
         """Run the module's part of a backward pass; return the gradients of its arguments."""
         assert self.gradients is not None
         self.gradients.before_backward()
-        roots = [(result, grad) for result, grad in zip(results, grads, strict=True) if result.requires_grad]
-        scaled = [grad * self._scale if self._scale > 1 and grad is not None else grad for _, grad in roots]
-        with self.outside(), torch.enable_grad():
-            torch.autograd.backward([result for result, _ in roots], scaled, retain_graph=_retains())
+        with self.outside():
+            roots = [
+                (result, self._part_of_gradient(grad, result))
+                for result, grad in zip(results, grads, strict=True)
+                if result.requires_grad
+            ]
+            scaled = [grad * self._scale if self._scale > 1 else grad for _, grad in roots]
+            with torch.enable_grad():
+                torch.autograd.backward([result for result, _ in roots], scaled, retain_graph=_retains())
         self.gradients.after_backward()
         found = [tensor.grad if tensor.requires_grad else None for tensor in given]
         for tensor in given:
@@ -193,12 +218,15 @@ class _Inner(torch.autograd.Function):
     """Runs a module with a graph of its own, which its backward goes through."""
 
     @staticmethod
-    def forward(ctx: Any, hosted: HostedModule, run: Callable[[Any], list[Any]], gate: Any, *inputs: Any) -> Any:
+    def forward(
+        ctx: Any, hosted: HostedModule, run: Callable[[Any], list[Any]], shapes: Any, gate: Any, *inputs: Any
+    ) -> Any:
         with torch.enable_grad():
             ctx.given = [one.detach().requires_grad_(one.requires_grad) for one in inputs]
             ctx.results = run(ctx.given)
         ctx.hosted = hosted
-        returned = tuple(one.detach() for one in ctx.results)
+        ctx.set_materialize_grads(False)
+        returned = tuple(hosted.sharded(ctx.results, shapes))
         ctx.mark_non_differentiable(
             *(own for own, one in zip(returned, ctx.results, strict=True) if not one.requires_grad)
         )
@@ -213,28 +241,7 @@ class _Inner(torch.autograd.Function):
         found = ctx.hosted.backward(ctx.results, list(grads), ctx.given)
         if not _retains():
             ctx.results = ctx.given = None  # a second backward fails, as of any graph
-        return None, None, None, *found
-
-
-class _Placed(torch.autograd.Function):
-    """A rank's part as a sharded tensor; of a gradient that is whole on each rank its backward takes this rank's part.
-
-    DTensor's own backward would work out how to redistribute it, each time.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, mesh: Any, placements: Any, shape: tuple[int, ...], what: str) -> DTensor:
-        ctx.placed = placements, window_of(shape, mesh, placements)
-        return placed_as(own, mesh, placements, shape, what)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        placements, window = ctx.placed
-        if isinstance(grad, DTensor) and grad.placements != placements:
-            if all(isinstance(one, Replicate) for one in grad.placements):
-                return grad._local_tensor[window], None, None, None, None
-            grad = grad.redistribute(placements=placements)
-        return getattr(grad, "_local_tensor", grad), None, None, None, None
+        return None, None, None, None, *found
 
 
 def _seed_generators(seed: int) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch_hpc.tensor.worker.sharded.calls import current_ops, settle_gradients
+from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
 from monarch_hpc.tensor.worker.training.placed import behind_local, placed_as, placements_on
 
 __all__ = ["BY_ELEMENT", "HostedOptimizer", "build", "change", "load_state", "state", "step", "zero_grad"]
@@ -59,6 +60,10 @@ class HostedOptimizer:
             else param
             for param in self._params
         ]
+        self._own = [param for param, one in zip(self._params, self._stand_ins, strict=True) if one is None]
+        self._in_parts = [
+            (param, part) for param, part in zip(self._params, self._stepped, strict=True) if part is not param
+        ]
         stepped = iter(self._stepped)
         own_groups = [{**group, "params": [next(stepped) for _ in group["params"]]} for group in groups]
         self._is_plain = by_element or len(self._owners) > 0
@@ -68,11 +73,11 @@ class HostedOptimizer:
     def _context(self) -> ExitStack:
         stack = ExitStack()
         if self._is_plain:
-            stack.enter_context(_disable_current_modes())
+            stack.enter_context(WithoutModes())
             stack.enter_context(current_ops().world())
         return stack
 
-    def step(self, changes: list[tuple[int, str, Any]]) -> None:
+    def step(self, changes: Sequence[tuple[int, str, Any]]) -> None:
         """Sum the gradients that are not summed yet, and step.
 
         Args:
@@ -81,13 +86,14 @@ class HostedOptimizer:
         for owner in self._owners:
             if owner.torn:
                 raise RuntimeError(owner.torn)
-            with self._context():
-                owner.settle()
-        settle_gradients([param for param, own in zip(self._params, self._stand_ins, strict=True) if own is None])
+            if owner.is_unsettled:
+                with self._context():
+                    owner.settle()
+        if self._own:
+            settle_gradients(self._own)
         self.change(changes)
-        for param, stepped in zip(self._params, self._stepped, strict=True):
-            if stepped is not param:
-                stepped.grad = None if param.grad is None else behind_local(param.grad)
+        for param, stepped in self._in_parts:
+            stepped.grad = None if param.grad is None else behind_local(param.grad)
         try:
             with self._context():
                 self.optimizer.step()
@@ -99,11 +105,10 @@ class HostedOptimizer:
                 )
             raise
         finally:
-            for param, stepped in zip(self._params, self._stepped, strict=True):
-                if stepped is not param:
-                    stepped.grad = None
+            for _, stepped in self._in_parts:
+                stepped.grad = None
 
-    def change(self, changes: list[tuple[int, str, Any]]) -> None:
+    def change(self, changes: Sequence[tuple[int, str, Any]]) -> None:
         """Change hyperparameters; see `step`."""
         for place, name, value in changes:
             self.optimizer.param_groups[place][name] = value
@@ -166,13 +171,13 @@ def build(cls: Any, groups: list[dict[str, Any]], options: dict[str, Any]) -> Ho
     return HostedOptimizer(cls, groups, options)
 
 
-def step(optimizer: HostedOptimizer, changes: list[tuple[int, str, Any]]) -> None:
+def step(optimizer: HostedOptimizer, changes: Sequence[tuple[int, str, Any]] = ()) -> None:
     """See `HostedOptimizer.step`."""
     with torch.no_grad():
         optimizer.step(changes)
 
 
-def change(optimizer: HostedOptimizer, changes: list[tuple[int, str, Any]]) -> None:
+def change(optimizer: HostedOptimizer, changes: Sequence[tuple[int, str, Any]]) -> None:
     """Change hyperparameters; see `HostedOptimizer.step`."""
     optimizer.change(changes)
 

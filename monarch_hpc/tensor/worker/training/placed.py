@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,8 +12,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_hpc.core.shape import contiguous_strides
+from monarch_hpc.tensor.worker.sharded.calls import global_placements
+from monarch_hpc.tensor.worker.sharded.device_mesh import RankMesh
+from monarch_hpc.tensor.worker.sharded.wrapping import wrapped
 
-__all__ = ["batch_dims_of", "behind_dtensor", "dims_of_group", "placed_as", "placements_on", "window_of"]
+__all__ = ["PartLayout", "batch_dims_of", "behind_dtensor", "dims_of_group", "layout_of", "placed_as", "placements_on"]
 
 _NUM_CACHED = 1024
 """Number of shapes whose parts are at hand."""
@@ -42,32 +45,22 @@ def placements_on(mesh: Any, tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(own.get(name, Replicate()) for name in mesh.mesh_dim_names)
 
 
-def placed_as(
-    own: torch.Tensor, mesh: Any, placements: tuple[Any, ...] | None, shape: tuple[int, ...] = (), what: str = ""
-) -> DTensor:
+def placed_as(own: torch.Tensor, mesh: Any, placements: tuple[Any, ...] | None, shape: tuple[int, ...] = ()) -> DTensor:
     """The sharded tensor of which this rank has *own*.
 
     Args:
-        own: the part; or a DTensor, which is placed likewise on *mesh*, if *placements* is None.
+        own: the part, of which the result is to be the only user; or a DTensor, which is placed likewise on *mesh*, if
+            *placements* is None.
         mesh: the mesh.
         placements: of the result.
         shape: of the whole; that of *own* if *placements* is None.
-        what: begins the message of an error about the shape.
-
-    Raises:
-        RuntimeError: *own* has another shape than this rank's part.
     """
     if placements is None:
         placements, shape = placements_on(mesh, own), tuple(own.shape)
         own = behind_local(own)
-    else:
-        expected = _part_of(tuple(shape), mesh, placements)
-        if tuple(own.shape) != expected:
-            raise RuntimeError(
-                f"{what} {tuple(own.shape)} on this rank, where its part of {tuple(shape)} is {expected}: "
-                "out_spec= must say how results are split, and arguments must be distributed likewise"
-            )
     stride = contiguous_strides(shape)
+    if isinstance(mesh, RankMesh) and not own.requires_grad:
+        return wrapped(own, mesh, placements, tuple(shape), stride)
     made: DTensor = DTensor.from_local(own, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
     return made
 
@@ -75,16 +68,29 @@ def placed_as(
 # At every call of a module; torch takes a fifth of a millisecond for them.
 
 
-@functools.lru_cache(_NUM_CACHED)
-def _part_of(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[0])
+class PartLayout(NamedTuple):
+    """How a rank has its part of a tensor.
+
+    Attributes:
+        placements: of the whole.
+        part: the shape of the part.
+        window: the indices of the part.
+        stride: of the whole, without gaps.
+    """
+
+    placements: tuple[Any, ...]
+    part: tuple[int, ...]
+    window: tuple[slice, ...]
+    stride: tuple[int, ...]
 
 
 @functools.lru_cache(_NUM_CACHED)
-def window_of(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[slice, ...]:
-    """The indices of this rank's part of a tensor."""
+def layout_of(shape: tuple[int, ...], mesh: Any, dims: tuple[int, ...]) -> PartLayout:
+    """The layout of a tensor that is split over *mesh* as `ModulePlan.out_dims` says, if it has these dimensions."""
+    placements = global_placements(tuple(dim if dim < len(shape) else -1 for dim in dims))
     sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
-    return tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+    window = tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+    return PartLayout(placements, tuple(sizes), window, contiguous_strides(shape))
 
 
 def behind_local(tensor: torch.Tensor) -> torch.Tensor:

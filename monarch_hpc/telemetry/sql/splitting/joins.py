@@ -13,7 +13,7 @@ from sqlglot import exp
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.tables.pieces import ON_HOSTS, sql_tables
 
-__all__ = ["HOME", "QuestionSource", "read_source"]
+__all__ = ["HOME", "QuestionSource", "join_at_home", "read_source"]
 
 HOME = frozenset({"host", "incarnation"})
 """Columns each value of which is on one host only, that of the row."""
@@ -94,7 +94,19 @@ def _is_at_home(
     """Whether the rows of a table meet those of one before it only on their own host."""
     if any(one.name in HOME for one in join.args.get("using") or []):
         return True
-    for one in (equality for condition in said if condition is not None for equality in _equalities(condition)):
+    return join_at_home([condition for condition in said if condition is not None], known, name, before)
+
+
+def join_at_home(said: Sequence[exp.Expression], known: Mapping[str, str], name: str, before: set[str]) -> bool:
+    """Whether conditions say that the rows of a table meet those of one before it only on their own host.
+
+    Args:
+        said: they hold for each row of the join.
+        known: the tables, by what the question calls them.
+        name: what it calls the table.
+        before: what it calls those before it.
+    """
+    for one in (equality for condition in said for equality in _equalities(condition)):
         sides = [(side.table.lower(), side.name) for side in (one.this, one.expression) if type(side) is exp.Column]
         if len(sides) != 2 or sides[0][1] != sides[1][1] or sides[0][1] not in HOME:
             continue
