@@ -98,7 +98,9 @@ class OurEnd(Blocking):
 
     def crowd(self, numbers: range) -> None:
         proc = self._procs.slice(hosts=0, p=0)
-        crowd = [proc.spawn(f"idle {number}", _Waiting if number % 2 else _Echo) for number in numbers]
+        crowd: list[ActorMesh[_Echo | _Waiting]] = [
+            proc.spawn(f"idle {number}", _Waiting if number % 2 else _Echo) for number in numbers
+        ]
         self._crowd.extend(crowd)
         for future in [actor.echo.call_one(0) for actor in crowd]:
             future.get()

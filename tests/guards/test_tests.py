@@ -179,11 +179,10 @@ def test_no_child_process_is_waited_for_without_an_end() -> None:
 
 
 def test_a_check_for_each_of_many_tells_of_all_that_fail() -> None:
-    @for_each(range(5))
     def below_three(number: int) -> None:
         assert number < 3, "too large"
 
     with pytest.raises(AssertionError, match=r"(?s)2 of 5:.3: too large.*4: too large"):
-        below_three()
+        for_each(range(5))(below_three)()
     with pytest.raises(AssertionError, match="nothing to check"):
-        for_each(())(below_three)()
+        for_each(range(0))(below_three)()

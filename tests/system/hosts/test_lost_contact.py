@@ -22,7 +22,7 @@ from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.node import Node
-from tests.system.support.first_host import allocation
+from tests.system.support.first_host import allocation, named_allocation
 
 _PATIENCE_S = 60.0
 _PROMPT_S = 40.0
@@ -36,6 +36,7 @@ class Echo(Actor):
 
     @endpoint
     def wait_for(self, path: Path, value: int) -> int:
+        path.with_name("begun").touch()
         wait_until("the file", path.exists)
         return value
 
@@ -120,6 +121,7 @@ def test_a_program_that_has_attached_is_not_moved_to_this_machine_and_takes_back
         under_way = echo.slice(hosts=0).wait_for.call_one(tmp_path / "go", 5)
         controller = Controller.instance()
         (tenancy,) = controller.tenancies.all()
+        wait_until("the call has begun", (tmp_path / "begun").exists)  # or it is lost with the wire
         _cut(controller)
         with pytest.raises(ActorDied, match="the wire was cut"):
             under_way.get(_PATIENCE_S)
@@ -147,7 +149,7 @@ def test_of_two_allocations_that_were_lost_each_names_its_own_run(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with contextlib.ExitStack() as after:
         for name in ("dev", "more"):
-            after.enter_context(allocation(tmp_path, 1, name=name, run__on_loss="hold"))
+            after.enter_context(named_allocation(name, tmp_path, 1, {"run__on_loss": "hold"}))
         after.callback(Controller.close_any)
         pids = {}
         for name in ("dev", "more"):

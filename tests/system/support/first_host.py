@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from monarch_hpc.attach.embedded import open_local
@@ -25,6 +25,7 @@ __all__ = [
     "detach",
     "finish",
     "line",
+    "named_allocation",
     "runs",
     "script",
     "serving_commands",
@@ -50,8 +51,15 @@ def serving_commands(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def allocation(folder: Path, num_hosts: int = 2, *, name: str = "dev", **keys: object) -> Iterator[Path]:
-    """An allocation that is registered as *name*; *keys* are of its configuration, with ``__`` for dots."""
+def allocation(folder: Path, num_hosts: int = 2, **keys: object) -> Iterator[Path]:
+    """An allocation that is registered as ``dev``; *keys* are of its configuration, with ``__`` for dots."""
+    with named_allocation("dev", folder, num_hosts, keys) as directory:
+        yield directory
+
+
+@contextlib.contextmanager
+def named_allocation(name: str, folder: Path, num_hosts: int, keys: Mapping[str, object]) -> Iterator[Path]:
+    """As `allocation`, registered as *name*."""
     config = load({key.replace("__", "."): value for key, value in keys.items()}).config
     with open_local(num_hosts, config, folder / ("allocation" if name == "dev" else name)) as directory:
         registry = Registry(folder / "state" / "monarch-hpc")
