@@ -29,6 +29,7 @@ from monarch_hpc.tensor.stream.records import (
 )
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.control import TensorControl
+from monarch_hpc.tensor.worker.divergence import Divergence, FailedFrame
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.local import add_worker, reopen_worker, tell_stopped
@@ -108,6 +109,8 @@ class TensorWorker(Actor):
         self._key = settings.key + groups.offset
         self._seq = -1
         self._thread = 0
+        self._divergence = Divergence(lambda: self._failures, lambda: self._seq, groups.is_over, self.abort)
+        self.note_failed = self._divergence.note
         add_worker(self._key, self)
 
     # ---- the op stream ----
@@ -151,11 +154,16 @@ class TensorWorker(Actor):
         if mesh:
             sharding = self._sharding_of(mesh)
             self._execution.sharding = sharding
+            self._divergence.begin(base)
             try:
                 with sharding.entered():
                     self._run(base, record, objects)
             finally:
                 self._execution.sharding = None
+                self._divergence.end(base)
+            if self._failures and not self._healing.cause:
+                told = FailedFrame.of(self._rank, epoch, base, self._failures)
+                self._groups.tell_failed(self._templates[mesh].ranks, told)
         else:
             with self._queue.entered():
                 self._run(base, record, objects)

@@ -8,7 +8,8 @@ from typing import NoReturn
 from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.tensor.stream.holdings import WorkerPlace
-from monarch_hpc.tensor.worker.local import end_worker, forget_worker, place_of, when_stopped
+from monarch_hpc.tensor.worker.divergence import FailedFrame
+from monarch_hpc.tensor.worker.local import end_worker, forget_worker, note_failed, place_of, when_stopped
 
 __all__ = ["TensorControl"]
 
@@ -97,6 +98,11 @@ class TensorControl(Actor):
             else:
                 self._waiting.append((keys, port))
         end_worker(self._key, cause, epoch)
+
+    @endpoint
+    def note_failed(self, frame: FailedFrame) -> None:
+        """Learn in which operations another rank failed, whose collectives this one may wait in."""
+        note_failed(self._key, frame)
 
     @endpoint
     def leave(self) -> NoReturn:

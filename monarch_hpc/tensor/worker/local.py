@@ -7,12 +7,14 @@ from threading import Condition
 from typing import Any, Protocol
 
 from monarch_hpc.tensor.stream.holdings import WorkerPlace
+from monarch_hpc.tensor.worker.divergence import FailedFrame
 
 __all__ = [
     "WorkerState",
     "add_worker",
     "end_worker",
     "forget_worker",
+    "note_failed",
     "place_of",
     "reopen_worker",
     "tell_stopped",
@@ -26,6 +28,10 @@ class WorkerState(Protocol):
 
     def abort(self, cause: str, epoch: int) -> None:
         """End the collectives of an epoch, if there is no later one; from any thread."""
+        ...
+
+    def note_failed(self, frame: FailedFrame) -> None:
+        """Compare what failed on another rank with what failed here; from any thread."""
         ...
 
     def place(self) -> WorkerPlace:
@@ -66,6 +72,14 @@ def end_worker(key: int, cause: str, epoch: int) -> None:
         state = _states.get(key)
     if state is not None:
         state.abort(cause, epoch)
+
+
+def note_failed(key: int, frame: FailedFrame) -> None:
+    """Have a worker compare what failed on another rank with what failed here."""
+    with _changed:
+        state = _states.get(key)
+    if state is not None:
+        state.note_failed(frame)
 
 
 def when_stopped(key: int, tell: Callable[[tuple[int, str]], None]) -> None:

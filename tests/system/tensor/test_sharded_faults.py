@@ -57,6 +57,20 @@ def _refuse_on_one(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _refuse_on_one_and_wait_on_the_other(x: torch.Tensor) -> torch.Tensor:
+    return x + _refuse_on_one(x).full_tensor()[0]  # type: ignore[attr-defined, no-any-return]
+
+
+def test_no_rank_waits_in_an_operation_for_one_that_failed_in_it(hosts: HostMesh, procs: ProcMesh) -> None:
+    mesh = _mesh(hosts)
+    dt: Any = distribute(torch.arange(4.0), mesh, ["dp"])
+    mesh.execute(_refuse_on_one_and_wait_on_the_other, dt, propagate=lambda x: x)
+    with pytest.raises(DeviceMeshError, match="not here") as caught:
+        mesh.sync()
+    assert caught.value.kind == "diverged" and "rank 1" in str(caught.value)
+    mesh.stop()
+
+
 def test_a_rank_that_fails_alone_has_diverged(hosts: HostMesh, procs: ProcMesh) -> None:
     mesh = _mesh(hosts)
     dt: Any = distribute(torch.arange(4.0), mesh, ["dp"])

@@ -16,6 +16,7 @@ from monarch_hpc.tensor.stream.failures import FailedOp, Failures
 from monarch_hpc.tensor.stream.holdings import WorkerPlace
 from monarch_hpc.tensor.stream.sites import SiteLines, line_of, site_here
 from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
+from monarch_hpc.tensor.worker.divergence import FailedFrame
 from monarch_hpc.tensor.worker.local import add_worker, end_worker, forget_worker, wait_for_worker
 from monarch_hpc.tensor.worker.report import pack_failure, unpack_exception
 
@@ -96,6 +97,8 @@ def test_a_worker_is_found_by_its_key() -> None:
         def borrowed(self, token: int) -> object: ...
 
         def loaned(self, token: int) -> object: ...
+
+        def note_failed(self, frame: FailedFrame) -> None: ...
 
         def place(self) -> WorkerPlace:
             return WorkerPlace(-1, "")

@@ -7,6 +7,7 @@ every rank of the group, and no rank goes on with a sum that includes zeros.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import operator
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.records import CollectiveSpec
 from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend, GlooGroup
@@ -27,6 +29,7 @@ from monarch_hpc.tensor.worker.collectives.rendezvous import ChannelStore
 from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
 from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.control import TensorControl
+from monarch_hpc.tensor.worker.divergence import FailedFrame
 
 __all__ = ["Groups"]
 
@@ -129,6 +132,17 @@ class Groups:
             self._waits.abort(cause)
             cut_connections(set(self._ports))
             return True
+
+    def is_over(self, epoch: int) -> bool:
+        """Tell whether an epoch has ended."""
+        return epoch < self.epoch or (epoch == self.epoch and bool(self.cause))
+
+    def tell_failed(self, ranks: tuple[int, ...], frame: FailedFrame) -> None:
+        """Tell the next one of some ranks in which operations this rank failed."""
+        after = ranks[(ranks.index(self._rank) + 1) % len(ranks)]
+        if after != self._rank:
+            with contextlib.suppress(MonarchError):  # it is gone, which the program learns
+                self._control.slice(procs=self._places[after]).note_failed.broadcast(frame)
 
     def settle(self) -> None:
         """Return when gloo writes to no tensor any more after an abort, which this rank has seen: it is in no wait."""
