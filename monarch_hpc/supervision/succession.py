@@ -59,6 +59,7 @@ class Ballot:
         self.choice: Voice = 0
         self.electorate: Electorate | None = None
         self._has_head = False
+        self._followed = 0  # the term of the last head that was followed
 
     @property
     def has_head(self) -> bool:
@@ -66,10 +67,14 @@ class Ballot:
         return self._has_head
 
     def follow(self, term: int, head: Voice) -> bool:
-        """Follow the head of a term; False if its term is over, or it is not the head of that term."""
-        if not self._is_current(term, head):
+        """Follow the head of a term; False if its term is over, or it is not the head of that term.
+
+        The voice may have been given to another candidate of the term: that one has lost.
+        """
+        has_lost = term == self.term and self._followed < term
+        if not has_lost and not self._is_current(term, head):
             return False
-        self.term, self.choice, self._has_head = term, head, True
+        self.term, self.choice, self._has_head, self._followed = term, head, True, term
         return True
 
     def takes_orders(self, term: int, head: Voice) -> bool:
@@ -134,6 +139,7 @@ class Succession(Ballot):
         self.head_gone = False
         self._patience = patience
         self._voices: set[Voice] = set()
+        self._stood = 0  # the term of the last candidacy, once it has been repeated
         self._acknowledged: set[Voice] = set()
         self._since_s = 0.0  # when this part began; for a head: when it heard half of the voices last
         self._stand_s = 0.0
@@ -172,13 +178,19 @@ class Succession(Ballot):
     # ---- a candidate ----
 
     def stand(self, now_s: float) -> Candidacy | None:
-        """Become a candidate for the next term; None if this agent cannot."""
+        """Become a candidate for the next term; None if this agent cannot.
+
+        Each candidacy is repeated once: others may have noticed the loss later, or follow a head of this term, which
+        one that has given its voice in a later term could not follow.
+        """
         if self.part is not Part.SEEKS or self.electorate is None or self.own not in self.electorate.voters.hosts:
             return None
-        candidacy = Candidacy(self.term + 1, self.own, self.electorate.order)
-        self.term, self.choice, self._voices = candidacy.term, self.own, {self.own}
         self._stand_s = now_s + self._round_s
-        return candidacy
+        if self.choice == self.own and self._stood != self.term and self.own in self._voices:
+            self._stood = self.term
+        else:
+            self.term, self.choice, self._voices = self.term + 1, self.own, {self.own}
+        return Candidacy(self.term, self.own, self.electorate.order)
 
     def see_term(self, term: int) -> None:
         """Note the term of a voter that refused, so that the next candidacy is for a later one."""

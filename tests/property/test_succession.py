@@ -91,7 +91,8 @@ class World:
             (agent.own, agent.part, agent.term, agent.choice, agent.has_head, agent.electorate, agent.head_gone)
             for agent in self.agents.values()
         )
-        ballot = self.ballot.term, self.ballot.choice, self.ballot.has_head, self.ballot.electorate
+        past = tuple((agent._followed, agent._stood) for agent in self.agents.values()), self.ballot._followed
+        ballot = self.ballot.term, self.ballot.choice, self.ballot.has_head, self.ballot.electorate, past
         messages = frozenset(self.asked), frozenset(self.given), frozenset(self.announced), frozenset(self.acknowledged)
         told = frozenset(self.heads.items()), frozenset(self.orders.items()), self.has_spoken
         return agents, ballot, messages, told

@@ -132,3 +132,26 @@ def test_the_electorate_changes_when_most_have_acknowledged_it(agents: dict[int,
         head.acknowledge(joint.order, own)
     settled = head.change(fewer)
     assert settled is not None and settled.before is None and settled.voters == fewer
+
+
+def test_a_candidate_that_has_lost_follows_the_head_of_its_term(agents: dict[int, Succession]) -> None:
+    """A cable was out: the first host stood before others had noticed the loss, and another one was elected."""
+    for own in (2, 3, 4):
+        agents[own].lose_at(1, 1, 10.0)
+    owner, first = Ballot(OWNER), agents[2].stand(10.0)
+    second = agents[4].stand(11.0)
+    assert first is not None and second is not None and (first.term, second.term) == (2, 2)
+    assert agents[3].give_at(second, 11.0) and owner.give(second)
+    agents[4].count(2, 3)
+    agents[4].count(2, OWNER)
+    assert agents[4].rule(11.0)
+    assert agents[2].stand(12.0) == first, "not for a later term, in which others could give their voices"
+    assert not owner.give(first)
+    assert agents[2].follow(2, 4) and owner.follow(2, 4)
+    assert not agents[2].follow(2, 3), "a term has one head"
+
+
+def test_a_candidacy_is_repeated_once(agents: dict[int, Succession]) -> None:
+    agents[2].lose_at(1, 1, 10.0)
+    terms = [candidacy.term for at_s in (10.0, 12.0, 14.0, 16.0) if (candidacy := agents[2].stand(at_s)) is not None]
+    assert terms == [2, 2, 3, 3]
