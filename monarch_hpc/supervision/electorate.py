@@ -108,13 +108,17 @@ class Electorate:
         """Tell whether a head that hears *voices*, one of which is its own, may go on: it hears at least half."""
         return all(voters.at_least_half(voices) for voters in self._sets())
 
-    def follower(self, voters: Voters, acknowledged: AbstractSet[Voice]) -> Electorate | None:
-        """The next electorate towards *voters*; None if there is nothing to change, or too few have *acknowledged*."""
+    def follower(self, voters: Voters, acknowledged: AbstractSet[Voice], *, complete: bool = True) -> Electorate | None:
+        """The next electorate towards *voters*; None if there is nothing to change, or too few have *acknowledged*.
+
+        Args:
+            complete: whether all others are lost; not while a new head awaits hosts, which may still acknowledge.
+        """
         head = self.head if self.heeds_slurm else 0
         if self.before is None and voters == self.voters:
             return None
         if self.closed or not all(each.held(acknowledged, head) for each in self._sets()):
-            return self._close(voters, acknowledged)
+            return self._close(voters, acknowledged) if complete else None
         if self.before is not None:
             return replace(self, number=self.number + 1, before=None)
         return replace(self, number=self.number + 1, voters=voters, before=self.voters)

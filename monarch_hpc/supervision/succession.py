@@ -227,11 +227,15 @@ class Succession(Ballot):
         if self.part is Part.RULES and self.electorate is not None and order == self.electorate.order:
             self._acknowledged.add(voice)
 
-    def change(self, voters: Voters) -> Electorate | None:
-        """Take the next step towards *voters*; return the electorate to announce, None if there is none now."""
+    def change(self, voters: Voters, *, complete: bool = True) -> Electorate | None:
+        """Take the next step towards *voters*; return the electorate to announce, None if there is none now.
+
+        Args:
+            complete: see `Electorate.follower`.
+        """
         if self.part is not Part.RULES or self.electorate is None:
             return None
-        following = self.electorate.follower(voters, frozenset(self._acknowledged))
+        following = self.electorate.follower(voters, frozenset(self._acknowledged), complete=complete)
         if following is not None:
             self.electorate, self._acknowledged = following, {self.own}
         return following

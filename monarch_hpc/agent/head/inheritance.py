@@ -77,6 +77,11 @@ class Inheritance:
             return None if len(slots) <= 2 and others & {here, here.partition(".")[0]} else links[0]
         return None
 
+    @property
+    def complete(self) -> bool:
+        """Whether each host of the head before has joined or is lost."""
+        return self._awaited <= self._state.roster.linked()
+
     def begin(self, hosts: Sequence[HostEntry]) -> None:
         """Await the hosts of the head before, and the programs of their procs."""
         self._told, self._deferred = [], []

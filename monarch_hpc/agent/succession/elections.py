@@ -56,6 +56,11 @@ class Electors(Protocol):
         """The owner of the oldest open run, if it has a voice."""
         ...
 
+    @property
+    def complete(self) -> bool:
+        """Whether no other agent may still come."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ElectionsEnd:
@@ -313,7 +318,7 @@ class Elections:
         if self._electors is None or self._over:
             return
         last = self._part.electorate
-        electorate = self._part.change(self._voters(self._electors))
+        electorate = self._part.change(self._voters(self._electors), complete=self._electors.complete)
         if electorate is None or last is None:
             return
         self._announce(self._electors)

@@ -84,6 +84,16 @@ def test_an_electorate_whose_missing_voices_never_agree_is_closed(before: Voters
     assert closed.follower(Voters((1,)), {1}) == Electorate(1, 5, 1, Voters((1,)), heeds_slurm=True, closed=True)
 
 
+def test_an_electorate_is_not_closed_while_hosts_may_still_come() -> None:
+    """A new head has heard one of its three followers, so far."""
+    electorate = Electorate(2, 1, 2, Voters((1, 2, 3, 4)))
+    assert electorate.follower(Voters((2, 3)), {2, 3}, complete=False) is None
+    change = electorate.follower(Voters((2, 3, 4)), {2, 3, 4}, complete=False)
+    assert change == Electorate(2, 2, 2, Voters((2, 3, 4)), before=Voters((1, 2, 3, 4)))
+    closed = electorate.follower(Voters((2, 3)), {2, 3})
+    assert closed is not None and closed.closed
+
+
 def test_an_electorate_is_not_closed_while_the_missing_voices_may_elect() -> None:
     joint = Electorate(1, 2, 1, Voters((1,)), before=Voters((1, 2), OWNER), heeds_slurm=True)
     assert joint.follower(Voters((1,)), {1}) is None

@@ -220,3 +220,10 @@ def test_an_owner_that_closes_the_channel_of_its_voice_may_come_back() -> None:
     owner, offer = voter(head, "run"), Party()
     head.on_client(offer, Status())
     assert head.knows(owner) and not head.knows(offer)
+
+
+def test_it_is_complete_once_each_host_has_joined_or_is_lost() -> None:
+    world = World()
+    assert not world.head.inheritance.complete  # the host of the head before may still come
+    world.head.inheritance.settle_hosts(0)
+    assert world.head.inheritance.complete
