@@ -15,9 +15,10 @@ else
 VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 endif
 BIN := $(VENV)/bin
-# Three processes for files that compute, and four for those that wait, each with a Slurm of its own; see
-# tests/scheduling.py. With five, two cores stood still for a quarter of the time.
-SIDE_BY_SIDE := --numprocesses 7 --dist loadfile --no-loadscope-reorder
+# Two processes for files that compute, and three for those that wait, each with a Slurm of its own; see
+# tests/scheduling.py. With five, two cores stand still for a quarter of the time; with seven, the load is 15, and waits
+# of tests expire.
+SIDE_BY_SIDE := --numprocesses 5 --dist loadfile --no-loadscope-reorder
 # What `make test` installs. EXTRA=test leaves out torch, and linters.
 EXTRA := dev
 # Works without any installation, and reports missing packages before pip does.

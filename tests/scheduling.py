@@ -49,8 +49,8 @@ LONG = (
 )
 # Those of its files that are not long run in one process, which parses all modules once.
 TREE = "tests/guards/"
-# One more than the smallest machine in use has cores: files that compute wait, too, for half of their time.
-NUM_BUSY = 3
+# One for each core of the smallest machine in use.
+NUM_BUSY = 2
 
 
 class WaitingBesideBusy(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
@@ -58,7 +58,7 @@ class WaitingBesideBusy(LoadFileScheduling):  # type: ignore[misc]  # xdist has 
 
     The others begin with files that wait. Each begins with the longest of its files.
 
-    With one queue for all, at one time far more processes compute than there are cores, and tests with a time limit
+    With one queue for all, at one time more processes compute than there are cores, and tests with a time limit
     fail; at another all wait.
     """
 
