@@ -13,6 +13,7 @@ import torch.distributed as dist
 from monarch_hpc.tensor.local.turns import Turns
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
+from monarch_hpc.tensor.worker.divergence import FailedFrame
 
 __all__ = ["LocalGroups", "Meetings"]
 
@@ -268,6 +269,9 @@ class LocalGroups(Groups):
         self.cause = self._meetings.cause = cause
         self._meetings.turns.wake()
         return True
+
+    def tell_failed(self, ranks: tuple[int, ...], frame: FailedFrame) -> None:
+        """Nothing: no rank is told by messages, and one that waits for another one waits for *timeout_s* at most."""
 
     def store(self, rank: int, prefix: str) -> Any:
         """A rendezvous whose keys begin with *prefix*."""
