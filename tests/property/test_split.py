@@ -179,6 +179,15 @@ def test_split_questions_have_the_rows_of_one_host(planner: Planner) -> None:
     assert min(rules.get(rule, 0) for rule in ("partial", "home", "rows", "pull")) >= NUM_QUERIES // 40, rules
 
 
+def sort_and_limit(chance: random.Random, sql: str, num: int) -> tuple[str, int | None, int]:
+    """A query that is maybe sorted by the first of its *num* columns, and limited; their number; and the limit."""
+    if chance.random() < 0.5:
+        return sql, None, -1
+    num_sorted = chance.randrange(1, num + 1)
+    sql += f" ORDER BY {', '.join(str(place + 1) for place in range(num_sorted))}"
+    return (f"{sql} LIMIT 5", num_sorted, 5) if chance.random() < 0.5 else (sql, num_sorted, -1)
+
+
 def compare(
     rows: list[tuple[object, ...]],
     expected: list[tuple[object, ...]],

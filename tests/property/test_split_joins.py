@@ -13,7 +13,7 @@ pa = pytest.importorskip("pyarrow")
 from monarch_hpc.telemetry.sql.context import RowSet, columns_needed, finish, results_of  # noqa: E402
 from monarch_hpc.telemetry.sql.plan import MAX_ROWS, QueryPlan  # noqa: E402
 from monarch_hpc.telemetry.sql.planning import Planner  # noqa: E402
-from tests.property.test_split import NUM_QUERIES, compare, make_rows, merge_tree, rows_of  # noqa: E402
+from tests.property.test_split import NUM_QUERIES, compare, make_rows, merge_tree, rows_of, sort_and_limit  # noqa: E402
 
 TABLES = ("handled", "sends", "spans")
 
@@ -68,11 +68,7 @@ def make_query(chance: random.Random) -> tuple[str, int | None, int]:
     else:
         names = [*keys, "a.t", "b.call"]
         sql = f"SELECT {chance.choice(['', 'DISTINCT '])}{', '.join(names)} FROM {tables}{where}"
-    if chance.random() < 0.5:
-        return sql, None, -1
-    num_sorted = chance.randrange(1, len(names) + 1)
-    sql += f" ORDER BY {', '.join(str(place + 1) for place in range(num_sorted))}"
-    return (f"{sql} LIMIT 5", num_sorted, 5) if chance.random() < 0.5 else (sql, num_sorted, -1)
+    return sort_and_limit(chance, sql, len(names))
 
 
 @pytest.mark.slow  # hundreds of questions, each planned for several hosts

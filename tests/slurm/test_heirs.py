@@ -84,6 +84,13 @@ print("on", *(entry.name for entry in hosts.entries), flush=True)
 """
 
 
+def soon(fence_s: int) -> dict[str, str]:
+    """Short limits for contact that is lost."""
+    limits = {"HEARTBEAT_S": "0.25", "SUSPECT_S": "1", "DEAD_S": "4", "FENCE_S": str(fence_s)}
+    liveness = {f"MONARCH_HPC_LIVENESS__{key}": value for key, value in limits.items()}
+    return liveness | {"MONARCH_HPC_AGENT__GRACE_S": "1"}
+
+
 def await_end(alice: Alice, host: str) -> None:
     """Wait for the end of all jobs, and check that no process is left on a host."""
     wait_until("the end of the job", alice.jobs, 120.0, accept=lambda jobs: not jobs)
@@ -194,13 +201,7 @@ def test_a_head_without_network_is_followed_and_leaves(alice: Alice) -> None:
 
 
 def test_a_head_whose_cable_is_in_again_before_slurm_has_noticed_is_seated_as_an_agent(alice: Alice) -> None:
-    soon = {
-        "LIVENESS__HEARTBEAT_S": "0.25",
-        "LIVENESS__SUSPECT_S": "1",
-        "LIVENESS__DEAD_S": "4",
-        "LIVENESS__FENCE_S": "4",
-    }
-    env = {f"MONARCH_HPC_{key}": value for key, value in soon.items()} | {"MONARCH_HPC_AGENT__GRACE_S": "1"}
+    env = soon(fence_s=4)
     done = alice.run("alloc", "dev", *FOUR, env=env)
     assert done.returncode == 0, done.stderr
     program, off = write(alice, "heirs.py", PROGRAM), write(alice, "off", "")
@@ -230,13 +231,7 @@ def test_a_head_whose_cable_is_in_again_before_slurm_has_noticed_is_seated_as_an
 
 @pytest.mark.parametrize("with_head", [True, False])
 def test_of_two_halves_the_one_with_the_run_has_the_head(alice: Alice, with_head: bool) -> None:
-    soon = {
-        "LIVENESS__HEARTBEAT_S": "0.25",
-        "LIVENESS__SUSPECT_S": "1",
-        "LIVENESS__DEAD_S": "4",
-        "LIVENESS__FENCE_S": "8",
-    }
-    env = {f"MONARCH_HPC_{key}": value for key, value in soon.items()} | {"MONARCH_HPC_AGENT__GRACE_S": "1"}
+    env = soon(fence_s=8)
     done = alice.run("alloc", "dev", *FOUR, env=env)
     assert done.returncode == 0, done.stderr
     halves = [("n1", "n2"), ("n3", "n4")]

@@ -66,15 +66,15 @@ def ucx_variables(
         ConfigError: tcp was requested on a network that is not trusted.
     """
     tls = choose_transports(fabric, ucx, environ, machine, login=login)
-    variables = {**_FIXED, "UCX_KEEPALIVE_INTERVAL": f"{ucx.keepalive_s:g}s"}
+    # Never over tcp: UCX answers a check of a connection that has ended by a new connection to the peer, made while it
+    # reads from that peer; with more to read behind the check, it crashes (uct_tcp_ep_progress_am_rx, up to 1.13).
+    # There the kernel reports the death of a peer without being asked.
+    keepalive = "inf" if opens(tls, "tcp") else f"{ucx.keepalive_s:g}s"
+    variables = {**_FIXED, "UCX_KEEPALIVE_INTERVAL": keepalive}
     if segments:
         variables["UCX_POSIX_DIR"] = segments
     devices = ucx.devices
     if opens(tls, "tcp"):
-        # UCX answers a check of a connection that has ended by a new connection to the peer, made while it reads from
-        # that peer: with more to read behind the check, it crashes (uct_tcp_ep_progress_am_rx, up to 1.13). Over tcp
-        # the kernel reports the death of a peer without being asked.
-        variables["UCX_KEEPALIVE_INTERVAL"] = "inf"
         variables["UCX_TCP_TX_SEG_SIZE"] = str(ucx.tcp_segment_bytes)
         variables["UCX_TCP_USER_TIMEOUT"] = _TCP_USER_TIMEOUT
         if ucx.port_range:

@@ -13,7 +13,7 @@ from sqlglot import exp
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.tables.pieces import ON_HOSTS, sql_tables
 
-__all__ = ["HOME", "QuestionSource", "join_at_home", "read_source"]
+__all__ = ["HOME", "QuestionSource", "conjuncts", "has_column", "join_at_home", "read_source"]
 
 HOME = frozenset({"host", "incarnation"})
 """Columns each value of which is on one host only, that of the row."""
@@ -106,27 +106,28 @@ def join_at_home(said: Sequence[exp.Expression], known: Mapping[str, str], name:
         name: what it calls the table.
         before: what it calls those before it.
     """
-    for one in (equality for condition in said for equality in _equalities(condition)):
+    for one in (part for condition in said for part in conjuncts(condition) if isinstance(part, exp.EQ)):
         sides = [(side.table.lower(), side.name) for side in (one.this, one.expression) if type(side) is exp.Column]
         if len(sides) != 2 or sides[0][1] != sides[1][1] or sides[0][1] not in HOME:
             continue
         (left, column), (right, _) = sides
-        have = all(
-            any(item.name == column for item in sql_tables()[known[side]].columns)
-            for side in (left, right)
-            if side in known
-        )
+        have = all(has_column(known[side], column) for side in (left, right) if side in known)
         if have and ((left == name and right in before) or (right == name and left in before)):
             return True
     return False
 
 
-def _equalities(condition: exp.Expression) -> Iterator[exp.EQ]:
-    """The equalities that hold for each row for which a condition does."""
+def conjuncts(condition: exp.Expression) -> Iterator[exp.Expression]:
+    """The conditions all of which hold for each row for which *condition* does."""
     if isinstance(condition, exp.Paren):
-        yield from _equalities(condition.this)
+        yield from conjuncts(condition.this)
     elif isinstance(condition, exp.And):
-        yield from _equalities(condition.this)
-        yield from _equalities(condition.expression)
-    elif isinstance(condition, exp.EQ):
+        yield from conjuncts(condition.this)
+        yield from conjuncts(condition.expression)
+    else:
         yield condition
+
+
+def has_column(table: str, column: str) -> bool:
+    """Whether a table has a column of this name."""
+    return any(one.name == column for one in sql_tables()[table].columns)

@@ -6,13 +6,13 @@ So hosts group their rows by these columns and begin the aggregates, and the few
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlglot import exp
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.sql.plan import PARTIAL
-from monarch_hpc.telemetry.sql.splitting.joins import join_at_home
+from monarch_hpc.telemetry.sql.splitting.joins import conjuncts, has_column, join_at_home
 from monarch_hpc.wire.tables.pieces import ON_HOSTS, sql_tables
 
 __all__ = ["LookupSource", "read_lookups"]
@@ -58,12 +58,7 @@ class LookupSource:
                 if column.table.lower() not in self.known or column.args["table"].args.get("quoted"):
                     return False
                 continue
-            owners = [
-                one
-                for one, table in self.known.items()
-                if any(own.name == column.name for own in sql_tables()[table].columns)
-            ]
-            owner = self.firsts.get(column.name) or (owners[0] if len(owners) == 1 else None)
+            owner = self.firsts.get(column.name) or _owner(self.known, column.name)
             if owner is None:
                 return False
             column.set("table", exp.to_identifier(owner))
@@ -85,7 +80,7 @@ def read_lookups(root: exp.Select) -> LookupSource | None:
             return None
         for column in [] if join is None else join.args.get("using") or []:
             before = firsts.get(column.name) or _owner(known, column.name)
-            if before is None or not _has(one.name.lower(), column.name):
+            if before is None or not has_column(one.name.lower(), column.name):
                 return None
             firsts[column.name] = before
             equal.append(
@@ -97,7 +92,7 @@ def read_lookups(root: exp.Select) -> LookupSource | None:
         return None
     said = [join.args["on"] for join in joins if join.args.get("on")]
     said += [root.args["where"].this] if root.args.get("where") else []
-    conditions = [*equal, *(one.copy() for condition in said for one in _conjuncts(condition))]
+    conditions = [*equal, *(one.copy() for condition in said for one in conjuncts(condition))]
     tables = [first, *(join.this for join in joins)]
     parts = (
         [one for one in tables if one.alias_or_name.lower() in on_hosts],
@@ -127,21 +122,7 @@ def _is_inner(join: exp.Join) -> bool:
     return not others and join.kind in ("", "INNER", "CROSS")
 
 
-def _has(table: str, column: str) -> bool:
-    return any(one.name == column for one in sql_tables()[table].columns)
-
-
 def _owner(known: Mapping[str, str], column: str) -> str | None:
-    """The only table before that has a column."""
-    owners = [name for name, table in known.items() if _has(table, column)]
+    """The only table that has a column, by what the question calls it; None if none or several have."""
+    owners = [name for name, table in known.items() if has_column(table, column)]
     return owners[0] if len(owners) == 1 else None
-
-
-def _conjuncts(condition: exp.Expression) -> Iterator[exp.Expression]:
-    if isinstance(condition, exp.Paren):
-        yield from _conjuncts(condition.this)
-    elif isinstance(condition, exp.And):
-        yield from _conjuncts(condition.this)
-        yield from _conjuncts(condition.expression)
-    else:
-        yield condition
