@@ -13,7 +13,7 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message, encode
-from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice
+from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
 from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["OwnerVoice"]
@@ -52,6 +52,8 @@ class OwnerVoice:
                 order = message.electorate_term, message.electorate_number
                 given = self._ballot.give(Candidacy(message.term, voice, order))
                 _send(channel, GiveVoice(message.term, given, self._ballot.term))
+            case Rules():  # the program finds the head by itself
+                self._ballot.take_back(voice, message.withdrawn)
             case _:
                 return False
         return True
@@ -69,7 +71,7 @@ class OwnerVoice:
 
     def offer(self, lost_rank: int) -> None:
         """Offer the voice to all hosts but the one whose head is lost."""
-        self._ballot.lose(self._ballot.term, self._ballot.choice)
+        self._ballot.lose(*self._ballot.followed)
         self._offers += 1
         self._dial(lost_rank, self._offers)
 

@@ -7,6 +7,7 @@ gives its voice but never stands.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.supervision.electorate import Electorate, Voice, Voters
@@ -48,8 +49,9 @@ class Ballot:
     """One voice, which is given once a term, and never to a candidate that counts by an older electorate.
 
     Attributes:
-        term: the highest term in which this process has given its voice, or has followed a head.
+        term: the highest term in which this process has stood or given its voice, or whose head it has followed.
         choice: the candidate or head of *term*; 0 if this process knows of none.
+        followed: term and voice of the last head that was followed.
         electorate: the newest one that was announced to it.
     """
 
@@ -57,9 +59,10 @@ class Ballot:
         self.own = own
         self.term = 0
         self.choice: Voice = 0
+        self.followed: tuple[int, Voice] = (0, 0)
         self.electorate: Electorate | None = None
         self._has_head = False
-        self._followed = 0  # the term of the last head that was followed
+        self._given: Mapping[int, Voice] = {}  # to others, by term, where it may still be counted
 
     @property
     def has_head(self) -> bool:
@@ -67,19 +70,22 @@ class Ballot:
         return self._has_head
 
     def follow(self, term: int, head: Voice) -> bool:
-        """Follow the head of a term; False if its term is over, or it is not the head of that term.
+        """Follow a head; False if its term is over, or it is not the head of that term.
 
-        The voice may have been given to another candidate of the term: that one has lost.
+        A candidate of the same term that has this voice has lost; one of a later term may still be elected by it, so
+        that this process cannot be one of those that keep the head in office until that one has withdrawn.
         """
-        has_lost = term == self.term and self._followed < term
-        if not has_lost and not self._is_current(term, head):
+        last, last_head = self.followed
+        if term < last or (term == last and head != last_head) or any(given > term for given in self._given):
             return False
-        self.term, self.choice, self._has_head, self._followed = term, head, True, term
+        if term >= self.term:
+            self.term, self.choice = term, head
+        self.followed, self._has_head, self._given = (term, head), True, {}
         return True
 
     def takes_orders(self, term: int, head: Voice) -> bool:
         """Tell whether an order of a term's head is to be carried out."""
-        return self._has_head and (term, head) == (self.term, self.choice)
+        return self._has_head and (term, head) == self.followed
 
     def announce(self, electorate: Electorate) -> bool:
         """Take the head's electorate; return whether to acknowledge it."""
@@ -99,13 +105,16 @@ class Ballot:
     def give(self, candidacy: Candidacy) -> bool:
         """Tell whether the candidate gets this voice."""
         order = (0, 0) if self.electorate is None else self.electorate.order
-        if self._has_head or candidacy.order < order or not self._is_current(candidacy.term, candidacy.candidate):
+        term, candidate = candidacy.term, candidacy.candidate
+        is_free = term > self.term or (term == self.term and self.choice in (0, candidate))
+        if self._has_head or candidacy.order < order or not is_free:
             return False
-        self.term, self.choice = candidacy.term, candidacy.candidate
+        self.term, self.choice, self._given = term, candidate, {**self._given, term: candidate}
         return True
 
-    def _is_current(self, term: int, head: Voice) -> bool:
-        return term > self.term or (term == self.term and self.choice in (0, head))
+    def take_back(self, candidate: Voice, until: int) -> None:
+        """Note that a candidate follows another head, and counts no voice of the terms up to *until* any more."""
+        self._given = {term: one for term, one in self._given.items() if one != candidate or term > until}
 
 
 class Part(enum.Enum):
@@ -131,12 +140,14 @@ class Succession(Ballot):
     Attributes:
         part: what it does.
         head_gone: Slurm's word that the host of the last head has left the job.
+        withdrawn: the last term of its candidacies that are over, because it has followed a head since.
     """
 
     def __init__(self, own: Voice, patience: Patience) -> None:
         super().__init__(own)
         self.part = Part.SEEKS
         self.head_gone = False
+        self.withdrawn = 0
         self._patience = patience
         self._voices: set[Voice] = set()
         self._stood = 0  # the term of the last candidacy, once it has been repeated
@@ -149,10 +160,13 @@ class Succession(Ballot):
     # ---- a follower ----
 
     def follow(self, term: int, head: Voice) -> bool:
-        """See `Ballot.follow`; a fenced agent follows no head; its next incarnation does."""
+        """See `Ballot.follow`; a fenced agent follows no head; its next incarnation does.
+
+        A candidate withdraws: it may have stood for later terms, since nobody had told it of this head.
+        """
         if self.part not in (Part.SEEKS, Part.FOLLOWS) or not super().follow(term, head):
             return False
-        self.part, self.head_gone = Part.FOLLOWS, False
+        self.part, self.head_gone, self.withdrawn, self._voices = Part.FOLLOWS, False, self.term, set()
         return True
 
     def lose_at(self, term: int, head: Voice, now_s: float, noticed_s: float = 0.0) -> bool:
@@ -180,8 +194,8 @@ class Succession(Ballot):
     def stand(self, now_s: float) -> Candidacy | None:
         """Become a candidate for the next term; None if this agent cannot.
 
-        Each candidacy is repeated once: others may have noticed the loss later, or follow a head of this term, which
-        one that has given its voice in a later term could not follow.
+        Each candidacy is repeated once: others may have noticed the loss later, and those who give their voice in a
+        later term cannot follow a head of this one.
         """
         if self.part is not Part.SEEKS or self.electorate is None or self.own not in self.electorate.voters.hosts:
             return None
@@ -199,7 +213,7 @@ class Succession(Ballot):
 
     def count(self, term: int, voice: Voice) -> None:
         """Count a voice that was given to this agent."""
-        if term == self.term and self.choice == self.own and self.part is Part.SEEKS:
+        if term == self.term > self.withdrawn and self.choice == self.own and self.part is Part.SEEKS:
             self._voices.add(voice)
 
     def rule(self, now_s: float) -> bool:
@@ -220,6 +234,7 @@ class Succession(Ballot):
 
     def _take_office(self, electorate: Electorate, now_s: float) -> None:
         self.part, self.electorate, self._since_s, self._looked_s = Part.RULES, electorate, now_s, now_s
+        self.followed = self.term, self.own
         self._acknowledged = {self.own}
 
     def acknowledge(self, order: tuple[int, int], voice: Voice) -> None:

@@ -30,7 +30,7 @@ Action = Callable[["World"], None]
 
 
 class ContradictionError(Exception):
-    """Two heads of a term, an agent with orders of two, or a head beside one that nobody may follow."""
+    """Two heads of a term, one of a replaced electorate, an agent with orders of two, or a head beside the last one."""
 
 
 class World:
@@ -62,7 +62,10 @@ class World:
         self.given: set[tuple[int, int, int]] = set()  # term, candidate, voice
         self.announced: set[Electorate] = set()
         self.acknowledged: set[tuple[tuple[int, int], int]] = set()
+        self.withdrawn: set[tuple[int, int]] = set()  # candidate, its last term
         self.heads: dict[int, int] = {1: 1}
+        self.elected_by: dict[int, tuple[int, int]] = {}  # electorates that have elected the heads of terms
+        self.replaced: set[tuple[int, int]] = set()  # electorates that may have been followed by another one
         self.orders: dict[int, tuple[int, int]] = {}
         self.slurm_speaks = slurm_speaks
         self.has_spoken = False  # Slurm has said that the host of a head has left the job
@@ -80,8 +83,9 @@ class World:
         other.agents = {own: copy.copy(agent) for own, agent in self.agents.items()}
         for agent in other.agents.values():
             agent._voices, agent._acknowledged = set(agent._voices), set(agent._acknowledged)
-        for name in ("asked", "given", "announced", "acknowledged"):
+        for name in ("asked", "given", "announced", "acknowledged", "withdrawn", "replaced"):
             setattr(other, name, set(getattr(self, name)))
+        other.elected_by = dict(self.elected_by)
         other.heads, other.orders = dict(self.heads), dict(self.orders)
         return other
 
@@ -91,16 +95,18 @@ class World:
             (agent.own, agent.part, agent.term, agent.choice, agent.has_head, agent.electorate, agent.head_gone)
             for agent in self.agents.values()
         )
-        past = tuple((agent._followed, agent._stood) for agent in self.agents.values()), self.ballot._followed
-        ballot = self.ballot.term, self.ballot.choice, self.ballot.has_head, self.ballot.electorate, past
+        voters = (self.ballot, *self.agents.values())
+        past = tuple((voter.followed, *voter._given.items()) for voter in voters)
+        stood = tuple((agent.withdrawn, agent._stood) for agent in self.agents.values())
+        ballot = self.ballot.term, self.ballot.choice, self.ballot.has_head, self.ballot.electorate, past, stood
         messages = frozenset(self.asked), frozenset(self.given), frozenset(self.announced), frozenset(self.acknowledged)
-        told = frozenset(self.heads.items()), frozenset(self.orders.items()), self.has_spoken
+        told = frozenset(self.heads.items()), frozenset(self.orders.items()), self.has_spoken, frozenset(self.withdrawn)
         return agents, ballot, messages, told
 
     def actions(self) -> list[list[Action]]:
         """All that can happen next and changes something, by kind."""
-        kinds: list[list[Action]] = [[] for _ in range(8)]
-        lose, stand, gone, elect, change, ask, order, anew = kinds
+        kinds: list[list[Action]] = [[] for _ in range(9)]
+        lose, stand, gone, elect, change, ask, order, anew, take_back = kinds
         for own, agent in self.agents.items():
             if agent.part is Part.FOLLOWS:
                 lose.append(partial(World.lose, voice=own))
@@ -127,6 +133,9 @@ class World:
             for electorate in sorted(self.announced, key=lambda each: (each.order, each.head)):
                 if (electorate.order, voice) not in self.acknowledged:
                     order.append(partial(World.order, voice=voice, electorate=electorate))
+            for candidate, until in sorted(self.withdrawn):
+                if any(one == candidate and term <= until for term, one in voter._given.items()):
+                    take_back.append(partial(World.take_back, voice=voice, candidate=candidate, until=until))
         return [kind for kind in kinds if kind]
 
     def voter(self, voice: int) -> Ballot:
@@ -137,9 +146,9 @@ class World:
         """A follower loses contact with its head."""
         voter = self.voter(voice)
         if isinstance(voter, Succession):
-            voter.lose_at(voter.term, voter.choice, 0.0)
+            voter.lose_at(*voter.followed, 0.0)
         else:
-            voter.lose(voter.term, voter.choice)
+            voter.lose(*voter.followed)
 
     def begin_anew(self, own: int) -> None:
         """An agent is fenced, and its next incarnation takes its host; what it has sent may still arrive."""
@@ -168,13 +177,20 @@ class World:
         elif isinstance(voter, Succession):
             voter.see_term(min(candidacy.term - 1, self.max_term))
 
+    def take_back(self, voice: int, candidate: int, until: int) -> None:
+        """A candidate's word that it has withdrawn reaches a voter."""
+        self.voter(voice).take_back(candidate, until)
+
     def elect(self, own: int) -> None:
         """The voices reach a candidate; it becomes the head if they suffice."""
-        agent = self.agents[own]
+        agent, electorate = self.agents[own], self.agents[own].electorate
         for term, candidate, voice in self.given:
             if candidate == own:
                 agent.count(term, voice)
         if agent.rule(0.0):
+            assert electorate is not None
+            self.elected_by[agent.term] = electorate.order
+            self._check_electorates()
             if self.heads.setdefault(agent.term, own) != own:
                 raise ContradictionError(f"heads {self.heads[agent.term]} and {own} of term {agent.term}")
             self._announce(own)
@@ -182,12 +198,23 @@ class World:
 
     def change(self, own: int, lost: Sequence[int], owner: int) -> None:
         """A head has heard the acknowledgements, and lost hosts; its oldest run has an owner, or 0."""
-        agent = self.agents[own]
+        agent, last = self.agents[own], self.agents[own].electorate
         for order, voice in self.acknowledged:
             agent.acknowledge(order, voice)
-        if agent.change(Voters(tuple(voice for voice in self.agents if voice not in lost), owner)) is not None:
+        following = agent.change(Voters(tuple(voice for voice in self.agents if voice not in lost), owner))
+        if following is not None:
+            if last is not None and not following.closed:
+                self.replaced.add(last.order)
+                self._check_electorates()
             self._announce(own)
             self._check_closed()
+
+    def _check_electorates(self) -> None:
+        """Once an electorate is replaced, none before it elects the head of a later term."""
+        for term, order in self.elected_by.items():
+            for replaced in self.replaced:
+                if order < replaced and replaced[0] < term:
+                    raise ContradictionError(f"{order} elected the head of term {term}, but {replaced} was replaced")
 
     def _check_closed(self) -> None:
         """A head that has lost voices for good, and nevertheless goes on, is the last one."""
@@ -208,6 +235,8 @@ class World:
         voter, sent = self.voter(voice), (electorate.term, electorate.head)
         if voice == electorate.head or not voter.follow(*sent):
             return
+        if isinstance(voter, Succession) and voter.withdrawn > voter.followed[0]:
+            self.withdrawn.add((voice, voter.withdrawn))
         self._hear(voter, electorate)
         if voter.takes_orders(*sent):
             last = self.orders.get(voice, (0, 0))
@@ -238,8 +267,28 @@ class GivesTwice(Ballot):
 class ChecksNoTerm(Ballot):
     """Follows a head whose term is over."""
 
-    def _is_current(self, term: int, head: int) -> bool:
-        return True
+    def follow(self, term: int, head: int) -> bool:
+        """Forget the last head."""
+        self.followed = 0, 0
+        return super().follow(term, head)
+
+
+class FollowsWithoutItsVoice(Ballot):
+    """Follows a head although a candidate of a later term may be elected by its voice."""
+
+    def follow(self, term: int, head: int) -> bool:
+        """Forget to whom it has given its voice."""
+        self._given = {}
+        return super().follow(term, head)
+
+
+class WithdrawsNothing(Succession):
+    """Counts the voices of candidacies from which it has withdrawn."""
+
+    def count(self, term: int, voice: int) -> None:
+        """Forget that it has followed a head."""
+        self.withdrawn = 0
+        super().count(term, voice)
 
 
 class ClosesAtOnce(Succession):
@@ -308,6 +357,8 @@ def test_a_term_has_one_head_in_all_short_interleavings() -> None:
     [
         (GivesTwice, (4, 5), True),
         (ChecksNoTerm, (4, 5), True),
+        (FollowsWithoutItsVoice, (4, 5), True),
+        (WithdrawsNothing, (4, 5), True),
         (ChangesAtOnce, (4, 5), True),
         (ClosesAtOnce, (2, 3), False),
     ],

@@ -127,6 +127,10 @@ class Elections:
         if not self._part.follow(place.term, head):
             return False
         self._place = place
+        if self._candidacy is not None:  # those who gave their voices could follow no head of an earlier term
+            self._candidacy = None
+            for channel in (*self._dialled.values(), *self._owners):
+                self._tell_place(channel)
         return True
 
     def seek(self, why: str, heard_s: float) -> bool:
@@ -137,7 +141,7 @@ class Elections:
         if not electorate.closed and not electorate.elects(electorate.voices, head_gone=True):
             return False
         now_s, noticed_s = self._engine.clock(), heard_s + self._liveness.dead_s
-        if self._part.lose_at(self._part.term, self._part.choice, now_s, noticed_s):
+        if self._part.lose_at(*self._part.followed, now_s, noticed_s):
             _log.warning("lost the head, an heir is elected: %s", why)
             self._engine.call_later(_TICK_S, self._tick)  # others notice a moment later
         return True
@@ -176,18 +180,28 @@ class Elections:
         self._slurm.ask(head.name, gone)
 
     def _ask(self, rank: int, candidacy: Candidacy) -> None:
-        message = AskVoice(candidacy.term, *candidacy.order)
         channel = self._dialled.get(rank)
         if channel is not None and channel.error is None:
-            _send(channel, message)
+            _send(channel, AskVoice(candidacy.term, *candidacy.order))
             return
 
         def dialled(result: FrameChannel | TransportError) -> None:
-            if not isinstance(result, TransportError):
-                self._dialled[rank] = result
-                _send(result, message)
+            if isinstance(result, TransportError):
+                return
+            self._dialled[rank] = result
+            if (mine := self._candidacy) is not None and self._part.part is Part.SEEKS:
+                _send(result, AskVoice(mine.term, *mine.order))
+            else:  # somebody has been elected meanwhile, perhaps this agent
+                self._tell_place(result)
 
         self._node.dial(self._hosts[rank].addresses, 0, dialled)
+
+    def _tell_place(self, channel: FrameChannel) -> None:
+        """Tell another agent or an owner who rules, if this agent knows, and that it has withdrawn."""
+        place, (term, head) = self._place, self._part.followed
+        if place is not None and place.term == term and self._part.part in (Part.FOLLOWS, Part.RULES):
+            withdrawn = self._part.withdrawn if self._part.part is Part.FOLLOWS else 0
+            _send(channel, Rules(term, str(head), place.rank, place.addresses, withdrawn))
 
     def on_channel(self, channel: FrameChannel) -> bool:
         """Take the channel of the owner of a run, which offers its voice; False for other peers."""
@@ -229,17 +243,21 @@ class Elections:
                 order = message.electorate_term, message.electorate_number
                 given = self._part.give_at(Candidacy(message.term, voice, order), now_s)
                 _send(channel, GiveVoice(message.term, given, self._part.term))
-                if not given and self._place is not None and self._part.part in (Part.FOLLOWS, Part.RULES):
-                    head = self._part.choice
-                    _send(channel, Rules(self._place.term, str(head), self._place.rank, self._place.addresses))
-            case GiveVoice(given=True):
+                if not given:
+                    self._tell_place(channel)
+            case GiveVoice(given=True) if self._part.part is Part.SEEKS:
                 self._part.count(message.term, voice)
                 self._rule_if_elected()
+            case GiveVoice(given=True):  # too late: it waits for this candidate to be elected
+                self._tell_place(channel)
             case GiveVoice():
                 self._part.see_term(message.known_term)
             case Rules():
-                place = HeadPlace(message.term, message.rank, message.addresses)
-                if self._part.part is Part.SEEKS and self.follow(place, int(message.head)):
+                self._part.take_back(voice, message.withdrawn)
+                place, electorate = HeadPlace(message.term, message.rank, message.addresses), self._part.electorate
+                if self._part.part is not Part.SEEKS or (electorate is not None and place.term <= electorate.term):
+                    return True  # of the head that this agent has lost, by one that has not noticed its end yet
+                if self.follow(place, int(message.head)):
                     self._end.follow(place)
             case _:
                 return False
@@ -265,7 +283,7 @@ class Elections:
         _log.warning("this agent is the head of term %d", place.term)
         self._end.take_office(place.term)
         for channel in self._dialled.values():
-            _send(channel, Rules(place.term, str(self._part.own), place.rank, place.addresses))
+            self._tell_place(channel)
 
     def greet(self, link: Link) -> None:
         """Tell an agent that follows this one of the electorate, once there is one."""

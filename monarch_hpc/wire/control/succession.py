@@ -60,15 +60,17 @@ class GiveVoice(Message):
 
 @dataclass(frozen=True, slots=True)
 class Rules(Message):
-    """Head of *term*, or an agent that follows it, to agents: this host's agent is the head.
+    """Head of *term*, or an agent that follows it, to agents and the owner: this host's agent is the head.
 
     Args:
         head: the head's incarnation.
         rank: rank of its host.
         addresses: those of its agent.
+        withdrawn: the sender has withdrawn its candidacies of the terms up to this one; 0 for none.
     """
 
     term: int
     head: str
     rank: int
     addresses: list[str]
+    withdrawn: int = 0

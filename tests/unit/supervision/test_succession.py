@@ -155,3 +155,32 @@ def test_a_candidacy_is_repeated_once(agents: dict[int, Succession]) -> None:
     agents[2].lose_at(1, 1, 10.0)
     terms = [candidacy.term for at_s in (10.0, 12.0, 14.0, 16.0) if (candidacy := agents[2].stand(at_s)) is not None]
     assert terms == [2, 2, 3, 3]
+
+
+def test_a_candidate_that_was_not_told_of_the_head_withdraws(agents: dict[int, Succession]) -> None:
+    """It has stood for later terms meanwhile; those who gave it their voice follow once they know."""
+    for own in (2, 3, 4):
+        agents[own].lose_at(1, 1, 10.0)
+    head, late, voter = agents[2], agents[3], agents[4]
+    first = head.stand(10.0)
+    assert first is not None and voter.give_at(first, 10.0)
+    head.count(2, 4)
+    head.count(2, OWNER)
+    assert head.rule(10.0)
+    late.stand(11.0)
+    late.stand(14.0)
+    second = late.stand(17.0)
+    assert second is not None and second.term == 3
+    assert voter.give_at(second, 17.0)
+    assert not voter.follow(2, 2), "the later candidate may count its voice"
+    voter.take_back(3, 2)
+    assert not voter.follow(2, 2), "only earlier candidacies are withdrawn"
+    assert late.follow(2, 2) and late.withdrawn == 3
+    voter.take_back(3, late.withdrawn)
+    assert voter.follow(2, 2) and voter.takes_orders(2, 2)
+    late.lose_at(2, 2, 20.0)
+    for voice in (1, 4, OWNER):
+        late.count(3, voice)
+    assert not late.rule(20.0), "the voices of a candidacy that was withdrawn"
+    third = late.stand(20.0)
+    assert third is not None and third.term == 4
