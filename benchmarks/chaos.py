@@ -58,6 +58,7 @@ class Campaign:
         self.violations: list[str] = []
         self.left: list[str] = []
         self.hung = self.num_runs = self.num_messages = 0
+        self._told: set[str] = set()
 
     def suffer(self, place: Place, faults: list[Fault], seed: int, dice: random.Random) -> None:
         """Let one run suffer some faults."""
@@ -110,6 +111,12 @@ class Campaign:
         print(self.summary)
         for text in [*self.violations, *self.left, *(wrong for line in self.lines.values() for wrong in line.wrong)]:
             print(text)
+
+    def print_news(self) -> None:
+        """Print what has been wrong since the last call."""
+        wrong = [*self.violations, *self.left]
+        print("".join(f"  {text}\n" for text in wrong if text not in self._told), end="", file=sys.stderr, flush=True)
+        self._told.update(wrong)
 
     @property
     def summary(self) -> str:
@@ -173,11 +180,13 @@ def main() -> int:
     kind = LAB if arguments.lab else EMBEDDED
     runs = draw(arguments.faults, kind, arguments.per_run, dice, arguments.only)
     # Ctrl-C ends a long campaign with the results so far.
-    with contextlib.suppress(KeyboardInterrupt), open_lab() if arguments.lab else open_embedded() as place:
-        for number, faults in enumerate(runs):
-            campaign.suffer(place, faults, dice.randrange(2**31), dice)
-            print(f"run {number + 1} of {len(runs)}: {campaign.summary}", file=sys.stderr, flush=True)
-    campaign.print()
+    try:
+        with contextlib.suppress(KeyboardInterrupt), open_lab() if arguments.lab else open_embedded() as place:
+            for number, faults in enumerate(runs):
+                campaign.suffer(place, faults, dice.randrange(2**31), dice)
+                print(f"run {number + 1} of {len(runs)}: {campaign.summary}", file=sys.stderr, flush=True)
+    finally:  # also where a run could not begin
+        campaign.print()
     return 0 if campaign.good else 1
 
 

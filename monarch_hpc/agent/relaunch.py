@@ -66,8 +66,11 @@ class AgentLauncher:
         self._args = args
         self._config = config
 
-    def launch(self, host: HostEntry, ended: Callable[[str], None]) -> Callable[[], None]:
-        """Start the agent of *host*; call *ended* once, when its step or process has ended, with how.
+    def launch(self, host: HostEntry, ended: Callable[[str, bool], None]) -> Callable[[], None]:
+        """Start the agent of *host*; call *ended* once, when its step or process has ended.
+
+        Args:
+            ended: called with how it ended, and whether Slurm refused the step for now.
 
         Returns:
             What ends the step or process.
@@ -81,7 +84,8 @@ class AgentLauncher:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self._engine.call_soon(partial(ended, f"{'the agent' if local else 'srun'} could not be started: {error}"))
+            what = f"{'the agent' if local else 'srun'} could not be started: {error}"
+            self._engine.call_soon(partial(ended, what, False))
             return lambda: None
 
         def on_exit(how: Exit) -> None:
@@ -89,7 +93,8 @@ class AgentLauncher:
             if process.stdin is not None:
                 process.stdin.close()
             what = "the agent" if local else "srun, which was to start the agent,"
-            ended(f"{what} ended: {how}{_last_lines(path)}")
+            lines = _last_lines(path)
+            ended(f"{what} ended: {how}{lines}", not local and _is_refused(lines))
 
         self._reaper.watch(process.pid, on_exit)
 
@@ -160,6 +165,12 @@ def cpus_of(environment: Mapping[str, str], component: int) -> str | None:
     name = "SLURM_JOB_CPUS_PER_NODE" if component < 0 else f"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_{component}"
     match = re.fullmatch(r"(\d+)(\(x\d+\))?", environment.get(name, ""))
     return None if match is None else match[1]
+
+
+def _is_refused(words: str) -> bool:
+    from monarch_hpc.slurm.commands.messages import refuses_for_now  # late, as above
+
+    return refuses_for_now(words)
 
 
 def _last_lines(path: Path) -> str:

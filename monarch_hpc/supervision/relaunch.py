@@ -58,12 +58,14 @@ class _Absence:
     """A host without an agent.
 
     Attributes:
-        num_started: number of attempts.
+        num_started: number of attempts that count.
+        num_refused: number of those that Slurm refused.
         num_asked: number of questions since the last attempt.
         ticket: that of the attempt that is under way; 0 for none.
     """
 
     num_started: int = 0
+    num_refused: int = 0
     num_asked: int = 0
     ticket: int = 0
 
@@ -89,6 +91,11 @@ class LaunchLimit:
     def take(self, now_s: float) -> None:
         """Count an attempt."""
         self._started.append(now_s)
+
+    def give_back(self) -> None:
+        """Count the last attempt no more."""
+        if self._started:
+            self._started.pop()
 
 
 class Relaunches:
@@ -149,12 +156,22 @@ class Relaunches:
                 absence.num_asked = 0
                 return LaunchAgent(absence.num_started, absence.ticket)
 
-    def fail(self, rank: int, ticket: int, cause: str) -> Step | None:
-        """Handle the end of an attempt whose agent has not joined; None if it is not the present one."""
+    def fail(self, rank: int, ticket: int, cause: str, *, refused: bool = False) -> Step | None:
+        """Handle the end of an attempt whose agent has not joined; None if it is not the present one.
+
+        Args:
+            refused: Slurm has not tried to start it, but may later. That uses up no attempt, like a silent Slurm.
+        """
         absence = self._absences.get(rank)
         if absence is None or absence.ticket != ticket:
             return None
         absence.ticket = 0
+        if refused:
+            absence.num_started -= 1
+            absence.num_refused += 1
+            absence.num_asked = absence.num_refused - 1
+            self._limit.give_back()
+            return self._ask(absence, f"Slurm starts no step for it yet: {cause}")
         why = f"attempt {absence.num_started} of {self._tries}: {cause}"
         if absence.num_started >= self._tries:
             return self._give_up(rank, why)

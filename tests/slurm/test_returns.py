@@ -8,6 +8,7 @@ import re
 import signal
 
 from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.faults import LabFaults
 from monarch_hpc.testing.slurmlab.processes import read_command
 from tests.slurm.commands import LOSES_ITS_SECOND_HOST, Alice, alice, until_printed, write
 
@@ -82,6 +83,17 @@ def test_a_killed_agent_is_back_and_new_programs_use_its_host(alice: Alice) -> N
     assert re.search("connection|agent on n2", changes(alice, "n2")[1][1])
     released = alice.run("release", "--all")
     assert released.returncode == 0, released.stderr
+
+
+def test_an_agent_is_started_again_once_a_new_slurmctld_lets_steps_begin(alice: Alice) -> None:
+    """It refuses all steps of the jobs that it has read until their hosts have reported."""
+    done = alice.run("alloc", "dev", "-N", "2", "-w", "n1,n2", "-t", "30", env={"MONARCH_HPC_HEAL__TRIES": "1"})
+    assert done.returncode == 0, done.stderr
+    with LabFaults(alice.lab).without_slurmctld():
+        pass
+    os.kill(agent_on(alice, "n2"), signal.SIGKILL)
+    wait_until("its return", lambda: ("returned", "") in changes(alice, "n2"), _PATIENCE_S)
+    assert alice.run("release", "dev").returncode == 0
 
 
 def test_a_spare_host_takes_the_place_of_one_without_power(alice: Alice) -> None:

@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 
 from monarch_hpc.core.dataclass import dataclass
 
-__all__ = ["advice_for", "advice_for_change", "explain_output", "is_busy", "is_gone", "reason_in_words"]
+__all__ = [
+    "advice_for",
+    "advice_for_change",
+    "explain_output",
+    "is_busy",
+    "is_gone",
+    "reason_in_words",
+    "refuses_for_now",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +185,13 @@ _BUSY = (
     "Unable to establish controller machine",
 )
 
+_HELD_BACK = (
+    "Memory required by task is not available",  # also of steps that ask for none, until slurmctld knows the hosts
+    "Requested nodes are busy",
+    "step creation temporarily disabled",
+    "step creation still disabled",
+)
+
 _GONE = ("Invalid job id specified", "Job/step already completing or completed")
 
 _MAINTENANCE = "it would run into a maintenance window; a shorter -t may fit before"
@@ -264,7 +279,8 @@ _OUTPUT = (
     ),
     _Message(
         ("Memory required by task is not available",),
-        "another step holds the job's memory: give this one --overlap --mem=0",
+        "another step holds the job's memory: give this one --overlap --mem=0; after a restart of slurmctld it refuses "
+        "all steps so until the hosts have reported",
     ),
     _Message(
         ("cpus-per-task set by two different environment variables",),
@@ -344,6 +360,11 @@ def advice_for_change(stderr: str, job_id: int, change: str) -> str:
 def is_busy(stderr: str) -> bool:
     """Tell whether *stderr* says that slurmctld did not answer, so that the outcome of the request is unknown."""
     return any(words in stderr for words in _BUSY)
+
+
+def refuses_for_now(stderr: str) -> bool:
+    """Tell whether *stderr* says that Slurm starts no step at this time; the same step may start later."""
+    return is_busy(stderr) or any(words in stderr for words in _HELD_BACK)
 
 
 def is_gone(stderr: str) -> bool:

@@ -6,8 +6,10 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 from monarch_hpc.testing.slurmlab.lab import SlurmLab
+from monarch_hpc.testing.waiting import wait_until
 
 __all__ = ["LabFaults"]
 
@@ -82,12 +84,25 @@ class LabFaults:
 
     @contextlib.contextmanager
     def without_slurmctld(self) -> Iterator[None]:
-        """Kill slurmctld; it is started again, with its saved jobs, when the context ends."""
+        """Kill slurmctld once it has saved its jobs; it is started again with these when the context ends."""
+        self._await_saved()
         self._lab.kill_slurmctld()
         try:
             yield
         finally:
             self._lab.start_slurmctld()
+
+    def _await_saved(self) -> None:
+        """Wait until all jobs are on record, each with a mark: changes are saved every few seconds."""
+        jobs, mark = self._lab.run(["squeue", "-h", "-o", "%A"], user="root", check=True).stdout.split(), uuid4().hex
+        for job in jobs:
+            self._root("scontrol", "update", f"JobId={job}", f"AdminComment={mark}")
+        record = self._lab.base / "state/job_state"
+        wait_until(
+            "the jobs on record",
+            lambda: record.read_bytes() if record.exists() else b"",
+            accept=lambda saved: saved.count(mark.encode()) >= len(jobs),
+        )
 
     @contextlib.contextmanager
     def without_slurmd(self, host: str) -> Iterator[None]:

@@ -39,6 +39,18 @@ def test_nothing_starts_while_slurm_is_silent_or_says_that_the_host_does_not_wor
     assert machine.answer(1, UP, 0.0) is None, "it is under way"
 
 
+def test_a_step_that_slurm_refuses_for_now_uses_up_neither_an_attempt_nor_the_ration() -> None:
+    machine = relaunches(tries=1, per_hour=1)
+    machine.lose(1)
+    pauses = []
+    for ticket in range(1, 8):
+        assert machine.answer(1, UP, 0.0) == LaunchAgent(1, ticket)
+        pauses.append(delay(machine.fail(1, ticket, "hosts are not known yet", refused=True)))
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert machine.answer(1, UP, 0.0) == LaunchAgent(1, 8)
+    assert machine.fail(1, 8, "no route") == GiveUp("attempt 1 of 1: no route")
+
+
 def test_a_host_that_has_left_the_job_is_given_up_at_once() -> None:
     machine = relaunches()
     machine.lose(1)

@@ -41,14 +41,14 @@ class ReturnWork:
     Attributes:
         decide: the decisions.
         ask: asks Slurm for the standing of a host, by its name and the addresses of its earlier agent.
-        launch: starts the agent of a host again; calls back once, when the attempt has ended, with the cause. An agent
-            that has joined ends later. Returns what ends the attempt.
+        launch: starts the agent of a host again; calls back once, when the attempt has ended, with the cause and
+            whether Slurm refused it for now. An agent that has joined ends later. Returns what ends the attempt.
         start_s: time that an attempt may take.
     """
 
     decide: Relaunches
     ask: Callable[[str, Sequence[str], Callable[[HostStanding], None]], None]
-    launch: Callable[[HostEntry, Callable[[str], None]], Callable[[], None]]
+    launch: Callable[[HostEntry, Callable[[str, bool], None]], Callable[[], None]]
     start_s: float
 
 
@@ -143,9 +143,9 @@ class HostReturns:
         if self._work is not None:
             self._do(rank, self._work.decide.answer(rank, standing, self.clock()))
 
-    def _on_ended(self, rank: int, ticket: int, cause: str) -> None:
+    def _on_ended(self, rank: int, ticket: int, cause: str, refused: bool) -> None:
         if self._work is not None:
-            self._do(rank, self._work.decide.fail(rank, ticket, cause))
+            self._do(rank, self._work.decide.fail(rank, ticket, cause, refused=refused))
 
     def _on_late(self, rank: int, ticket: int, end: Callable[[], None]) -> None:
         if self._work is not None and self._work.decide.ticket(rank) == ticket:

@@ -41,8 +41,11 @@ class Work:
     def _ask(self, _host: str, _addresses: Sequence[str], answered: Callable[[HostStanding], None]) -> None:
         self.asked.append(answered)
 
-    def _launch(self, host: HostEntry, ended: Callable[[str], None]) -> Callable[[], None]:
-        self.launched.append((host.rank, ended))
+    def _launch(self, host: HostEntry, ended: Callable[[str, bool], None]) -> Callable[[], None]:
+        def end(cause: str, *, refused: bool = False) -> None:
+            ended(cause, refused)
+
+        self.launched.append((host.rank, end))
         return self._end
 
     def _end(self) -> None:
@@ -145,6 +148,22 @@ def test_failed_attempts_are_told_and_the_last_one_for_good(world: World, client
     assert client.take() == [HostStillLost("1", 1, "attempt 2 of 2: srun ended: signal 15", given_up=True)]
     (slot,) = [slot for slot in world.head.state.roster.all() if slot.entry.rank == 1]
     assert (slot.returning, stages(world)[-1]) == ("", "")
+
+
+def test_an_attempt_that_slurm_refuses_for_now_is_told_and_uses_up_none(
+    world: World, client: Party, work: Work
+) -> None:
+    lose(world, 1)
+    client.take()
+    for number in range(3):
+        work.answer()
+        work.launched[number][1]("srun ended: exit code 1", refused=True)
+        (told,) = client.take()
+        assert isinstance(told, HostStillLost) and not told.given_up
+        assert told.cause == "Slurm starts no step for it yet: srun ended: exit code 1"
+        world.clock.advance(60.0)
+    work.answer()
+    assert stages(world)[-1] == "its agent is started again, attempt 1"
 
 
 def test_a_silent_host_is_not_waited_for(world: World, client: Party, work: Work) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.slurm.commands.messages import advice_for, explain_output, is_busy, is_gone, reason_in_words
+from monarch_hpc.slurm.commands.messages import (
+    advice_for,
+    explain_output,
+    is_busy,
+    is_gone,
+    reason_in_words,
+    refuses_for_now,
+)
 from tests.unit.slurm.records import FOLDER, answer
 
 
@@ -109,6 +116,21 @@ def test_a_dead_slurmctld_is_busy_and_no_job_is_gone(command: str) -> None:
     text = answer(f"busy-{command}")
     assert is_busy(text)
     assert not is_gone(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "for_now"),
+    [
+        ("srun: error: Unable to create step for job 1: Memory required by task is not available", True),
+        ("srun: error: Unable to create step for job 1: Requested nodes are busy", True),
+        ("srun: error: Unable to confirm allocation for job 1: Unable to contact slurm controller", True),
+        ("srun: error: Unable to create step for job 1: Job/step already completing or completed", False),
+        ("srun: error: Unable to create step for job 1: Step limit reached for this job", False),
+        ("bash: agent.sh: No such file or directory", False),
+    ],
+)
+def test_a_step_that_is_refused_for_now_may_start_later(words: str, for_now: bool) -> None:
+    assert refuses_for_now(words) is for_now
 
 
 def test_a_job_that_slurm_forgot_is_gone() -> None:
