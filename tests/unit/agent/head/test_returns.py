@@ -33,7 +33,7 @@ class Work:
 
     def __init__(self, tries: int = 2) -> None:
         self.asked: list[Callable[[HostStanding], None]] = []
-        self.launched: list[tuple[int, Callable[[str], None]]] = []
+        self.launched: list[tuple[int, Callable[..., None]]] = []
         self.ended = 0
         decide = Relaunches(tries, 2.0, 60.0, LaunchLimit(2, 6))
         self.work = ReturnWork(decide, self._ask, self._launch, 120.0)
