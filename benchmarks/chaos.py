@@ -185,6 +185,7 @@ def main() -> int:
             for number, faults in enumerate(runs):
                 campaign.suffer(place, faults, dice.randrange(2**31), dice)
                 print(f"run {number + 1} of {len(runs)}: {campaign.summary}", file=sys.stderr, flush=True)
+                campaign.print_news()
     finally:  # also where a run could not begin
         campaign.print()
     return 0 if campaign.good else 1

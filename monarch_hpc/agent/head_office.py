@@ -48,6 +48,7 @@ class HeadOffice:
         journal: see `Head`.
         complete: called when all agents have joined, or the head has stopped waiting for them.
         ended: called once shutdown is complete and has been reported.
+        superseded: called with the reason if another head is found to rule.
 
     Attributes:
         is_heir: whether it follows another head: then the batch script, on that head's host, may be gone.
@@ -63,6 +64,7 @@ class HeadOffice:
         journal: Callable[[Event], None],
         complete: Callable[[], None],
         ended: Callable[[], None],
+        superseded: Callable[[str], None],
     ) -> None:
         reaper = agent.reaper
         self._engine = engine = reaper.engine
@@ -90,7 +92,7 @@ class HeadOffice:
             term=term,
         )
         if term == 1 or args.relaunches:  # the steps of agents that an heir started would end with its own
-            begin_returns(self.head.returns, engine, reaper, args, config, slurm)
+            begin_returns(self.head.returns, engine, reaper, args, config, slurm, term, superseded)
         self._idle = watch_idle(self.head, config, args, engine.call_later, engine.clock)
 
     def open(self, place: HeadPlace, bootstrap_s: float, hosts: Sequence[HostEntry], last_head: int) -> None:

@@ -19,6 +19,7 @@ from monarch_hpc.agent.children.predecessor import end_predecessor
 from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, fork_zygote, launch_zygote
 from monarch_hpc.allocation.attempts import attempt_folder, attempt_identity
 from monarch_hpc.allocation.files import KEY_BYTES
+from monarch_hpc.allocation.heads import newer_head
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.failpoints import FAILPOINTS_VARIABLE, arm
 from monarch_hpc.core.machine.interfaces import host_name, raise_file_limit
@@ -64,7 +65,11 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     raise_file_limit()
     forbid_core_dumps()
     allocation = attempt_identity(options.allocation, options.attempt)
-    if options.again:
+    if options.again is not None:
+        folder = attempt_folder(options.directory, options.attempt)
+        if options.again and (superseded := newer_head(folder, options.again)):
+            print(f"agent {name}: not started again: {superseded}", file=sys.stderr)
+            return 1
         end_predecessor(allocation, options.allocation, options.rank)
     settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
     # Before anything that procs must not inherit: the key, logging, threads. It goes on loading what procs need while
@@ -216,7 +221,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lifeline", action="store_true", help="end at the end of standard input")
     parser.add_argument("--lifeline-fd", type=int, default=0, help="or at that of this descriptor")
     parser.add_argument("--relaunches", action="store_true", help="start agents of this machine again that were lost")
-    parser.add_argument("--again", action="store_true", help="take the place of an agent that was lost, and end it")
+    parser.add_argument(
+        "--again",
+        type=int,
+        metavar="TERM",
+        help="take the place of an agent that was lost, and end it: started by the head of this term; by itself if 0",
+    )
     parser.add_argument("--rejoins", type=float, default=0.0, help="ask for so many seconds to be seated again")
     parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory, see core.storage")
     parser.add_argument("--ready", type=int, default=-1, help="pipe to write a byte to once the allocation is ready")

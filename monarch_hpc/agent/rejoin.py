@@ -24,7 +24,7 @@ def begin_anew(args: AgentArgs, rejoin_s: float) -> NoReturn:
     Args:
         rejoin_s: config key `agent.rejoin_s`.
     """
-    words = ["--again", "--ready", "-1", "--rejoins", str(rejoin_s)]
+    words = ["--again", "0", "--ready", "-1", "--rejoins", str(rejoin_s)]
     if args.lifeline_fd >= 0:
         lifeline = os.dup(args.lifeline_fd)
         os.set_inheritable(lifeline, True)

@@ -17,6 +17,7 @@ from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.head.hosts.returns import HostReturns, ReturnWork
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.allocation.files import HOSTS
+from monarch_hpc.allocation.heads import newer_head
 from monarch_hpc.config import Config, FlagValue
 from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.core.process.spawn import launch
@@ -32,14 +33,26 @@ _NUM_LAST_LINES = 3
 
 
 def begin_returns(
-    returns: HostReturns, engine: Engine, reaper: Reaper, args: AgentArgs, config: Config, ask: SlurmQuery
+    returns: HostReturns,
+    engine: Engine,
+    reaper: Reaper,
+    args: AgentArgs,
+    config: Config,
+    ask: SlurmQuery,
+    term: int,
+    superseded: Callable[[str], None],
 ) -> None:
-    """Let the head, which is in this agent, start the agents of lost hosts again, where it can."""
+    """Let the head, which is in this agent, start the agents of lost hosts again, where it can.
+
+    Args:
+        term: the head's term.
+        superseded: see `AgentLauncher`.
+    """
     if args.slurm_job_id is None and not args.relaunches:
         return  # others have started the agents: this host cannot
     heal = config.heal
     limit = LaunchLimit(heal.max_pending, heal.per_hour)
-    launcher = AgentLauncher(engine, reaper, args, config)
+    launcher = AgentLauncher(engine, reaper, args, config, term, superseded)
     returns.begin(
         ReturnWork(
             Relaunches(heal.tries, heal.backoff_s, heal.backoff_max_s, limit),
@@ -50,21 +63,43 @@ def begin_returns(
     )
 
 
-def agent_words(arguments: tuple[str, ...], host: HostEntry) -> list[str]:
-    """The options of the agent of *host*, from those of this one; of equal options the last one counts."""
+def agent_words(arguments: tuple[str, ...], host: HostEntry, term: int) -> list[str]:
+    """The options of the agent of *host*, from those of this one; of equal options the last one counts.
+
+    Args:
+        term: that of the head which starts it.
+    """
     place = ("--rank", str(host.rank - host.first_rank), "--first-rank", str(host.first_rank))
     group = ("--group", host.group, "--component", str(host.component))
-    return [*arguments, *place, *group, "--ready", "-1", "--held", "-1", "--again"]
+    return [*arguments, *place, *group, "--ready", "-1", "--held", "-1", "--again", str(term)]
 
 
 class AgentLauncher:
-    """Starts agents. All methods must be called on the engine's driver."""
+    """Starts agents. All methods must be called on the engine's driver.
 
-    def __init__(self, engine: Engine, reaper: Reaper, args: AgentArgs, config: Config) -> None:
+    Slurm may start them on hosts to which a head was cut off, and that have elected another one meanwhile: that one's
+    agents would be ended. So neither this head nor the new agent goes on where the directory names a later head.
+
+    Args:
+        term: the head's term.
+        superseded: called with the reason if another head rules.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        reaper: Reaper,
+        args: AgentArgs,
+        config: Config,
+        term: int,
+        superseded: Callable[[str], None],
+    ) -> None:
         self._engine = engine
         self._reaper = reaper
         self._args = args
         self._config = config
+        self._term = term
+        self._superseded = superseded
 
     def launch(self, host: HostEntry, ended: Callable[[str, bool], None]) -> Callable[[], None]:
         """Start the agent of *host*; call *ended* once, when its step or process has ended.
@@ -75,6 +110,10 @@ class AgentLauncher:
         Returns:
             What ends the step or process.
         """
+        if superseded := newer_head(self._args.folder, self._term):
+            self._engine.call_soon(partial(ended, superseded, False))
+            self._engine.call_soon(partial(self._superseded, superseded))
+            return lambda: None
         local = self._args.slurm_job_id is None
         path = self._output(host, local=local)
         try:
@@ -114,7 +153,13 @@ class AgentLauncher:
         lifeline = os.dup(self._args.lifeline_fd)
         try:
             held = self._args.held_fd
-            words = [*agent_words(self._args.arguments, host), "--lifeline-fd", str(lifeline), "--held", str(held)]
+            words = [
+                *agent_words(self._args.arguments, host, self._term),
+                "--lifeline-fd",
+                str(lifeline),
+                "--held",
+                str(held),
+            ]
             process = launch(
                 [sys.executable, "-P", "-m", "monarch_hpc.agent", *words],
                 self._args.environment,
@@ -141,7 +186,7 @@ class AgentLauncher:
         command = [
             *self._config.agent.prefix,
             *("bash", str(args.directory / "agent.sh"), sys.executable),
-            *agent_words(args.arguments, host),
+            *agent_words(args.arguments, host, self._term),
         ]
         flags: dict[str, FlagValue] = {
             **self._config.slurm.step_flags,

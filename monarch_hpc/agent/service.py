@@ -167,7 +167,7 @@ class Service:
         journal = HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add
         office = self._office = HeadOffice(
             *(self._agent, self._args, self._config, self._num_hosts, place.term),
-            *(journal, self._on_complete, self._on_all_left),
+            *(journal, self._on_complete, self._on_all_left, self._fence),
         )
         head = office.head
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)

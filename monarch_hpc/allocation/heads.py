@@ -14,7 +14,7 @@ from monarch_hpc.allocation.document import read_document, write_document
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
 
-__all__ = ["HeadPlace", "claim", "read_head", "write_head"]
+__all__ = ["HeadPlace", "claim", "newer_head", "read_head", "write_head"]
 
 _CLAIM = "head.claim"
 _HEAD = re.compile(r"head\.(\d+)\.json")
@@ -69,3 +69,12 @@ def read_head(folder: Path) -> HeadPlace | None:
     except FileNotFoundError:
         return None
     return HeadPlace(max(terms), document.whole("rank"), document.texts("addresses"))
+
+
+def newer_head(folder: Path, term: int) -> str:
+    """Say that the head of a later *term* rules; empty if none does, or the folder cannot be read."""
+    try:
+        head = read_head(folder)
+    except (AllocationError, OSError):
+        return ""
+    return "" if head is None or head.term <= term else f"the head of term {head.term} rules, on host {head.rank}"

@@ -268,6 +268,36 @@ def test_of_two_halves_the_one_with_the_run_has_the_head(alice: Alice, with_head
     await_end(alice, "n1")
 
 
+def test_a_head_whose_hosts_have_followed_another_one_ends_none_of_their_agents(alice: Alice) -> None:
+    """Slurm reaches them all the time, and would start other agents on them for the head that was cut off."""
+    env = soon(fence_s=60)
+    done = alice.run("alloc", "dev", *FOUR, env=env)
+    assert done.returncode == 0, done.stderr
+    others, stop = ("n2", "n3", "n4"), write(alice, "stop", "")
+    words = ("run", "-a", "dev", write(alice, "near.py", NEAR), stop, *others)
+    going = alice.lab.popen(argv(*words), env=alice.environment(env), host="n4")
+    until_printed(going, "calls")
+    for other in others:
+        alice.lab.cut("n1", other)
+    wait_until("the heir", lambda: list(alice.shared.rglob("head.2.json")), 60.0)
+    for other in others:
+        alice.lab.join("n1", other)
+
+    def seated() -> dict[str, tuple[object, object]]:
+        (shown,) = alice.status("dev")
+        return {host["name"]: (host["state"], host["head"]) for host in shown["hosts"]}  # type: ignore[attr-defined]
+
+    alive = {"n1": ("alive", False), "n2": ("alive", True), "n3": ("alive", False), "n4": ("alive", False)}
+    wait_until("the return of n1", seated, 120.0, accept=lambda seen: seen == alive)
+    assert "the head of term 2 rules" in alice.run("logs", "dev", "--agents").stdout, "long before it would be fenced"
+    write(alice, "stop", "now")
+    out, err = going.communicate(timeout=120)
+    assert going.returncode == 0 and "over\n" in out, (out, err)
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n1")
+
+
 def _is_without_first(hosts: str) -> bool:
     return hosts.strip() == "n[2-4]"
 
