@@ -46,7 +46,7 @@ _NUM_HOSTS = 4
 _SETTINGS = {
     # As many agents die as one has in years.
     "MONARCH_HPC_HEAL__PER_HOUR": "100000",
-    "MONARCH_HPC_HEAL__BACKOFF_S": "0.2",
+    "MONARCH_HPC_HEAL__BACKOFF_S": "1",
     "MONARCH_HPC_PROCS__STOP_S": "1",
 }
 _ONE, _HOST, _ALL, _NONE = "one", "host", "all", "none"

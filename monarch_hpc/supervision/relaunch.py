@@ -9,13 +9,17 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import deque
-from dataclasses import field
+from dataclasses import field, replace
 
 from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["AskStanding", "GiveUp", "HostStanding", "LaunchAgent", "LaunchLimit", "Relaunches", "Step"]
 
 _HOUR_S = 3600.0
+
+_NUM_SOON = 4
+"""Refusals during which a host is expected back within seconds: 30 s with the default backoff. A slurmctld that was
+started again hears of its hosts within some ten."""
 
 
 class HostStanding(enum.Enum):
@@ -29,10 +33,16 @@ class HostStanding(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AskStanding:
-    """AskStanding Slurm for the host's standing after a delay."""
+    """Ask Slurm for the host's standing after a delay.
+
+    Args:
+        why: not at once; empty if at once.
+        soon: whether the host may be back within seconds all the same.
+    """
 
     delay_s: float
     why: str = ""
+    soon: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +181,8 @@ class Relaunches:
             absence.num_refused += 1
             absence.num_asked = absence.num_refused - 1
             self._limit.give_back()
-            return self._ask(absence, f"Slurm starts no step for it yet: {cause}")
+            why = f"Slurm starts no step for it yet: {cause}"
+            return replace(self._ask(absence, why), soon=absence.num_refused <= _NUM_SOON)
         why = f"attempt {absence.num_started} of {self._tries}: {cause}"
         if absence.num_started >= self._tries:
             return self._give_up(rank, why)

@@ -89,10 +89,13 @@ def test_an_agent_is_started_again_once_a_new_slurmctld_lets_steps_begin(alice: 
     """It refuses all steps of the jobs that it has read until their hosts have reported."""
     done = alice.run("alloc", "dev", "-N", "2", "-w", "n1,n2", "-t", "30", env={"MONARCH_HPC_HEAL__TRIES": "1"})
     assert done.returncode == 0, done.stderr
+    going = alice.start("run", "-a", "dev", write(alice, "healer.py", HEALER))
+    until_printed(going, "ready")
     with LabFaults(alice.lab).without_slurmctld():
         pass
     os.kill(agent_on(alice, "n2"), signal.SIGKILL)
-    wait_until("its return", lambda: ("returned", "") in changes(alice, "n2"), _PATIENCE_S)
+    out, err = going.communicate(timeout=_PATIENCE_S)
+    assert re.search(r"^healed after .* moved {} at n1 n2$", out, re.MULTILINE), (out, err)
     assert alice.run("release", "dev").returncode == 0
 
 

@@ -114,7 +114,7 @@ class HostReturns:
             case AskStanding():
                 what = "its agent is to be started again"
                 self._note(rank, what, step.why)
-                if step.why:
+                if step.why and not step.soon:
                     self._tell(lambda run: HostStillLost(run, rank, step.why, given_up=False))
                 self.later(step.delay_s, partial(self._ask, entry))
             case LaunchAgent():
