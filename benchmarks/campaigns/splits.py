@@ -107,7 +107,7 @@ def _split(user: User, verdict: Verdict, at: int, moment_s: float, *, with_head:
     took_s = time.monotonic() - cut_at_s
     left = _procs(user, stops)
     verdict.say(f"{what}: procs of the other part after {took_s:.0f} s", left or 0, not left)
-    # They end earlier where the owner of their run is in the part that rules; the head there takes orders until it is fenced.
+    # They end earlier where the owner of their run is in the other part; the head takes orders until it is fenced.
     time.sleep(max(0.0, cut_at_s + _STOP_S - time.monotonic()))
     worked = [part for part in parts if _works(user, part, probe)]
     verdict.say(f"{what}: parts that take orders", worked, worked == [rules])
