@@ -1,12 +1,13 @@
 """Causes of death according to Slurm: of a job, and of one of its hosts. Agents cannot determine why a host is silent.
 
-All but `ask_death` and `ask_standing` is pure. Slurm's word comes late where it must find out by itself: a host without
-power is DOWN for it after half a minute, or after `SlurmdTimeout`.
+All but `ask_death`, `ask_standing` and `step_death` is pure. Slurm's word comes late where it must find out by itself:
+a host without power is DOWN for it after half a minute, or after `SlurmdTimeout`.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import ConfigError
@@ -15,6 +16,7 @@ from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.commands.cluster import NodeState
 from monarch_hpc.slurm.commands.jobs import JobDetail
 from monarch_hpc.slurm.commands.states import Phase
+from monarch_hpc.slurm.directory import tail
 from monarch_hpc.supervision.relaunch import HostStanding
 
 __all__ = [
@@ -25,7 +27,10 @@ __all__ = [
     "death_of_step",
     "has_host",
     "standing_of_host",
+    "step_death",
 ]
+
+_NUM_LINES = 20
 
 # Slurm's reasons for the end of a job that it still cleans up after, when its state is only COMPLETING.
 _REASONS = {
@@ -96,8 +101,13 @@ def death_of_step(output: str) -> Death | None:
     return Death(kind, match[0].strip("* "))
 
 
+def step_death(output: Path) -> Death | None:
+    """Return why Slurm ended the agents' step, by the last lines of the job's output; None if they do not say."""
+    return death_of_step("\n".join(tail(output, _NUM_LINES)))
+
+
 def ask_death(slurm: SlurmClient, job_id: int, host: str = "") -> Death | None:
-    """AskStanding Slurm why a job, or one of its hosts, does not go on; None if it finds nothing wrong.
+    """Ask Slurm why a job, or one of its hosts, does not go on; None if it finds nothing wrong.
 
     Raises:
         SlurmError: Slurm does not answer, or not in words that are understood.
@@ -119,7 +129,7 @@ def standing_of_host(job: JobDetail | None, node: NodeState | None, host: str) -
 
 
 def ask_standing(slurm: SlurmClient, job_id: int, host: str) -> HostStanding:
-    """AskStanding Slurm whether a job still has *host*, and whether it works.
+    """Ask Slurm whether a job still has *host*, and whether it works.
 
     Raises:
         SlurmError: Slurm does not answer, or not in words that are understood.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from monarch_hpc.agent.resources.last_leave import LOOK_S, is_listening
-from monarch_hpc.core.death import Death
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.relaunch import HostStanding
@@ -32,12 +33,16 @@ class SlurmQuery:
     Args:
         job_id: the job; None where there is none, and nothing is asked.
         environ: the environment for Slurm's commands.
+        output: that of the job, which says why the agents' step has ended where Slurm knows only that it has.
     """
 
-    def __init__(self, engine: Engine, job_id: int | None, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, engine: Engine, job_id: int | None, environ: Mapping[str, str], output: Path | None = None
+    ) -> None:
         self._engine = engine
         self._job_id = job_id
         self._environ = environ
+        self._output = output
         self._is_silent = False
         self._jobs: dict[str, int] = {}  # host -> its job, if it is known
 
@@ -124,9 +129,12 @@ class SlurmQuery:
     def _read_death(self, job_id: int, host: str) -> Death | None:
         # Loaded here and below: most processes never ask.
         from monarch_hpc.slurm.commands.client import SlurmClient
-        from monarch_hpc.slurm.death import ask_death
+        from monarch_hpc.slurm.death import ask_death, step_death
 
-        return ask_death(SlurmClient(self._environ, ANSWER_S), job_id, host)
+        death = ask_death(SlurmClient(self._environ, ANSWER_S), job_id, host)
+        if death is not None and death.kind is DeathKind.EXIT and self._output is not None:
+            return step_death(self._output) or death
+        return death
 
     def _read_gone(self, job_id: int, host: str) -> bool:
         from monarch_hpc.slurm.commands.client import SlurmClient

@@ -20,7 +20,6 @@ JOB_END_S = 10.0
 """Time that Slurm may take to report the end of a job whose head is lost."""
 
 _LOOK_S = 0.5
-_NUM_LINES = 20
 """Last lines of the step's output that are searched for Slurm's word that it has ended the step."""
 
 
@@ -69,13 +68,12 @@ def _ask(config: Config, name: str, problem: str, wait_s: float, told: Death | N
 def _explain(state: str, directory: Path, told: Death | None) -> tuple[DeathKind, str]:
     """The kind of a job's end, and words to add to Slurm's."""
     from monarch_hpc.slurm import SlurmState
-    from monarch_hpc.slurm.death import death_of_step
-    from monarch_hpc.slurm.directory import tail
+    from monarch_hpc.slurm.death import step_death
 
     kind = SlurmState.parse(state).death
     if told is not None and kind in (None, DeathKind.EXIT, DeathKind.CANCELLED):
         return told.kind, f"; {told.cause}"
-    if kind in (None, DeathKind.EXIT) and (step := death_of_step("\n".join(tail(directory / "slurm.out", _NUM_LINES)))):
+    if kind in (None, DeathKind.EXIT) and (step := step_death(directory / "slurm.out")):
         return step.kind, f"; {step.cause}"
     return kind or DeathKind.UNKNOWN, ""
 

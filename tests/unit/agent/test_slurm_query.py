@@ -16,12 +16,13 @@ JOB = "JobId=7 JobName=mh JobState={0} Reason=None NodeList=n[1-2]"
 NODE = "NodeName=n2 State=DOWN* Reason=no power"
 
 
-def ask(job_id: int | None, path: Path, host: str = "") -> list[Death | None]:
+def ask(job_id: int | None, path: Path, host: str = "", output: Path | None = None) -> list[Death | None]:
     engine = Engine()
     engine.start()
     answers: list[Death | None] = []
     try:
-        engine.call_soon(lambda: SlurmQuery(engine, job_id, {"PATH": str(path)}).ask(host, answers.append))
+        query = SlurmQuery(engine, job_id, {"PATH": str(path)}, output)
+        engine.call_soon(lambda: query.ask(host, answers.append))
         wait_until("the answer", lambda: len(answers), accept=bool)
     finally:
         engine.close()
@@ -44,6 +45,16 @@ def test_the_job_and_the_host_are_asked_for(tmp_path: Path) -> None:
     assert ask(7, tmp_path) == [None]
     (death,) = ask(7, tmp_path, "n2")
     assert death is not None and (death.kind, death.host) == (DeathKind.NODE_FAILURE, "n2")
+
+
+def test_the_output_says_why_the_step_of_a_job_that_failed_has_ended(tmp_path: Path) -> None:
+    put(tmp_path, f'echo "{JOB.format("FAILED").replace("Reason=None", "Reason=NonZeroExitCode")}"')
+    output = tmp_path / "slurm.out"
+    (death,) = ask(7, tmp_path, output=output)
+    assert death is not None and death.kind is DeathKind.EXIT
+    output.write_text("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-28T17:20:00 ***\n")
+    (death,) = ask(7, tmp_path, output=output)
+    assert death is not None and death.kind is DeathKind.CANCELLED
 
 
 def test_one_that_hangs_or_talks_nonsense_is_no_answer(tmp_path: Path) -> None:

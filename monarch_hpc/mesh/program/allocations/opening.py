@@ -136,9 +136,9 @@ def find_own_rank(ready: Ready, hosts: Mapping[int, HostEntry], names: Collectio
     return next((rank for rank, host in sorted(hosts.items()) if local or host.name in names), -1)
 
 
-def open_slurm_query(engine: Engine, job_id: int | None) -> SlurmQuery:
-    """Slurm's word on the end of a job, by the commands on this process's PATH."""
-    return SlurmQuery(engine, job_id, os.environ)
+def open_slurm_query(engine: Engine, job_id: int | None, directory: Path) -> SlurmQuery:
+    """Slurm's word on the end of the job of an allocation, by the commands on this process's PATH."""
+    return SlurmQuery(engine, job_id, os.environ, directory / "slurm.out")
 
 
 def open_embedded(resources: ExitStack) -> Path:

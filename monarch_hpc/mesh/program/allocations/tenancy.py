@@ -137,7 +137,7 @@ class Tenancy:
         self._opened = Flag(engine)
         self._refusal = ""
         self._ending: Death | None = None
-        self._slurm = open_slurm_query(engine, self.ready.job_id)
+        self._slurm = open_slurm_query(engine, self.ready.job_id, opened.directory)
         self._epoch = 0
         self._unsent = Unsent()
 
