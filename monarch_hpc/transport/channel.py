@@ -174,7 +174,7 @@ class PeerChannel:
         if lane is None:
             self._wire.send(frame)
         elif self._error is not None:
-            raise self._error.with_traceback(None)
+            raise self._error.for_later_calls(str(self.peer))
         else:
             lane.send(frame)
 
@@ -196,7 +196,7 @@ class PeerChannel:
             self._blocked_s += self._engine.clock() - self._blocked.pop(waits)
         error = self.error
         if error is not None:
-            raise error.with_traceback(None)
+            raise error.for_later_calls(str(self.peer))
         return taken
 
     def _warn_blocked(self, dest: int, waited_s: float) -> None:

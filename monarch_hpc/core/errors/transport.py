@@ -26,6 +26,10 @@ class TransportError(MonarchError):
 
     exit_code = 74
 
+    def for_later_calls(self, peer: str) -> TransportError:
+        """Return what calls raise on the channel to *peer* that this error has ended."""
+        return self.with_traceback(None)
+
 
 class ChannelClosed(TransportError):
     """This side closed the channel.
@@ -101,6 +105,10 @@ class FrameError(TransportError):
 
     def __str__(self) -> str:
         return f"not a valid frame: {self.problem}"
+
+    def for_later_calls(self, peer: str) -> TransportError:
+        """Return the loss of *peer*: a `FrameError` of theirs would mean that their own frame is at fault."""
+        return PeerLost(peer, str(self))
 
 
 class MemoryAccessError(TransportError):

@@ -72,7 +72,7 @@ def save(view: View, state: Mapping[str, Any], path: str | os.PathLike[str], *, 
     check_instance("state", state, Mapping, "a mapping of names to what is saved")
     if _RANDOM in state:
         raise ValueError(f"{_RANDOM!r} in state: the name is taken by the random numbers of the mesh")
-    where = os.path.abspath(path)
+    where = _absolute(path)
     tensors: list[MeshTensor] = []
 
     def sent(leaf: Any) -> Any:
@@ -101,6 +101,21 @@ def save(view: View, state: Mapping[str, Any], path: str | os.PathLike[str], *, 
     return saving
 
 
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """Return a path that ranks with another working folder understand."""
+    check_instance("path", path, (str, os.PathLike), "the path of a folder, as str or Path")
+    where = os.fspath(path)
+    check_instance("path", where, str, "the path of a folder, as str or Path")
+    if "\0" in where or not where:
+        raise ValueError(f"path {where!r}: not the path of a folder")
+    try:
+        return os.path.abspath(where)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            error.errno, "the working folder has been deleted, give an absolute path instead of", where
+        ) from error
+
+
 def _tree_of(part: Any) -> Any:
     return part.state_dict() if hasattr(part, "state_dict") else part
 
@@ -108,7 +123,7 @@ def _tree_of(part: Any) -> Any:
 def load(view: View, state: Mapping[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
     """Load a checkpoint; see `Mesh.load`."""
     check_instance("state", state, Mapping, "a mapping of names to what is loaded")
-    where = os.path.abspath(path)
+    where = _absolute(path)
     found: _Contents = _answers(view, "checkpoints.contents", [where], [])[0]
     wanted = _Wanted(view, found, where)
     for name, part in state.items():

@@ -151,7 +151,7 @@ class TcpChannel:
         if not (driving and self._turn == engine.turn) and self._writing.acquire(blocking=False):
             try:
                 if self._error is not None:
-                    raise self._error.with_traceback(None)
+                    raise self._error.for_later_calls(str(self._peer))
                 if direct := not (self._unsent or outbox.queued or self._divert):
                     self._write(outbox.seal(packed))
             finally:
@@ -202,7 +202,7 @@ class TcpChannel:
         """Queue a frame; return False if it took the lane instead."""
         with self._lock:
             if self._error is not None:
-                raise self._error.with_traceback(None)
+                raise self._error.for_later_calls(str(self._peer))
             divert = self._divert
             if divert is None or frame.kind in _SOCKET_KINDS:
                 self._accepted_bytes += size
@@ -220,7 +220,7 @@ class TcpChannel:
         with self._engine.undisturbed(), self._lock:
             self._blocked_s += self._engine.clock() - begun_s
         if not ready() and self._error is not None:
-            raise self._error.with_traceback(None)
+            raise self._error.for_later_calls(str(self._peer))
 
     def _flush_later(self) -> None:
         if not self._flushes:

@@ -44,7 +44,7 @@ cdef extern from "core.h" nogil:
     ctypedef struct mh_config_t:
         pass
     enum:
-        MH_OK, MH_ERR_NOT_CONNECTED, MH_API_MAJOR, MH_API_MINOR, MH_THREAD_MODE_MULTI
+        MH_OK, MH_ERR_NO_MEMORY, MH_ERR_NOT_CONNECTED, MH_API_MAJOR, MH_API_MINOR, MH_THREAD_MODE_MULTI
         MH_FEATURE_AM, MH_FEATURE_RMA, MH_FEATURE_WAKEUP, MH_PARAM_FIELD_FEATURES
         MH_PARAM_FIELD_MT_WORKERS_SHARED, MH_MEM_MAP_PARAM_FIELD_PROT, MH_MEM_MAP_PROT_LOCAL_READ
         MH_MEM_MAP_PROT_LOCAL_WRITE, MH_MEM_MAP_PROT_REMOTE_READ, MH_MEM_MAP_PROT_REMOTE_WRITE
@@ -145,7 +145,7 @@ cdef extern from "core.h" nogil:
     enum:
         MC_HEADER_BYTES, MC_TOKEN_BYTES, MC_BATCH_BYTES, MC_LANES_MAX, MC_AM_SMALL, MC_AM_BULK
         MC_EVENT_SMALL, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM
-        MC_CLOSE_NS, MC_REAP_NS, MC_ABANDONED_MAX
+        MC_CLOSE_NS, MC_REAP_NS, MC_ABANDONED_MAX, MC_NO_BATCH
     ctypedef struct mc_event:
         mc_event *next
         int kind
@@ -192,9 +192,13 @@ cdef extern from "core.h" nogil:
     int mc_worker_drain(mc_worker *, uint64_t)
     void mc_worker_destroy(mc_worker *)
     void mc_worker_free(mc_worker *)
-    mc_event *mc_take(mc_worker *)
+    void mc_take(mc_worker *)
+    mc_event *mc_pop(mc_worker *)
+    void mc_give_back(mc_worker *, mc_event *)
+    void mc_dispose(mc_worker *, mc_event *)
     mc_lane *mc_lane_open(mc_worker *, const unsigned char *random)
     void mc_lane_close(mc_lane *)
+    void mc_lane_failed(mc_lane *, int)
     void mc_lane_wire(mc_lane *)
     void mc_begin(mc_operation *)
     void mc_refused(mc_operation *)
@@ -513,15 +517,20 @@ cdef class Worker:
         cdef bytes random = os.urandom(MC_TOKEN_BYTES)
         cdef mc_lane *lane = mc_lane_open(self.worker, <const unsigned char *><char *>random)
         if lane == NULL:
-            raise RuntimeError(f"more than {MC_LANES_MAX} UCX peers")
-        while len(self.owners) <= lane.index:
-            self.owners.append(None)
-        cdef Lane opened = Lane.__new__(Lane)
-        opened.worker = self
+            raise RuntimeError(f"no memory for a UCX peer, or more than {MC_LANES_MAX} of them")
+        cdef Lane opened
+        try:
+            while len(self.owners) <= lane.index:
+                self.owners.append(None)
+            opened = Lane.__new__(Lane)
+            opened.worker = self
+            opened.life = lane.life
+            opened.token = lane.own_token[:MC_TOKEN_BYTES]
+            self.owners[lane.index] = (opened, owner)
+        except BaseException:
+            mc_lane_close(lane)
+            raise
         opened.lane = lane
-        opened.life = lane.life
-        opened.token = lane.own_token[:MC_TOKEN_BYTES]
-        self.owners[lane.index] = (opened, owner)
         return opened
 
     def poll(self, int epoll_fd, double spin_s, double timeout_s):
@@ -565,32 +574,43 @@ cdef class Worker:
         Only the driver may call it, so that the order is kept.
         """
         _alive(self.worker)
-        return self._take(self.worker)
-
-    cdef list _take(self, mc_worker *worker):
-        cdef mc_event *event = mc_take(worker)
-        cdef mc_event *following
         cdef list taken = []
-        while event != NULL:
-            following = event.next
-            try:
-                self._translate(worker, event, taken)
-            finally:
-                free(event)
-                event = following
+        try:
+            self._take(self.worker, taken)
+        except MemoryError:
+            if not taken:
+                raise
         return taken
 
-    cdef int _translate(self, mc_worker *worker, mc_event *event, list taken) except -1:
+    cdef int _take(self, mc_worker *worker, list taken) except -1:
+        """Append all events to *taken*, or drop them if it is None; one that raises, and later ones, are taken the next time."""
+        cdef mc_event *event
         cdef Operation operation
-        if event.kind == MC_EVENT_DONE:
-            operation = <Operation>event.data
-            operation.status = event.status
-            operation.kept = None
-            taken.append((DONE, operation))
-            Py_DECREF(operation)
-            return 0
+        mc_take(worker)
+        while True:
+            event = mc_pop(worker)
+            if event == NULL:
+                return 0
+            operation = None
+            if event.kind == MC_EVENT_DONE:
+                operation = <Operation>event.data
+            try:
+                if operation is None:
+                    self._translate(worker, event, taken)
+                elif taken is not None:
+                    taken.append((DONE, operation))
+            except BaseException:
+                mc_give_back(worker, event)
+                raise
+            if operation is not None:
+                operation.status = event.status
+                operation.kept = None
+                Py_DECREF(operation)  # UCX's; the event is part of it
+            mc_dispose(worker, event)
+
+    cdef int _translate(self, mc_worker *worker, mc_event *event, list taken) except -1:
         owner = self.owners[event.lane]
-        if owner is None or (<Lane>owner[0]).life != event.life:
+        if taken is None or owner is None or (<Lane>owner[0]).life != event.life:
             if event.data != NULL:
                 mh_ucp.am_data_release(worker.ucp, event.data)
             return 0
@@ -600,18 +620,31 @@ cdef class Worker:
         elif event.kind == MC_EVENT_ROOM:
             taken.append((ROOM, owner))
         elif event.kind == MC_EVENT_SMALL:
-            taken.append((SMALL, owner, event.sequence, PyBytes_FromStringAndSize(event.bytes, event.num_bytes)))
+            try:
+                data = PyBytes_FromStringAndSize(event.bytes, event.num_bytes)
+            except MemoryError:
+                taken.append((ERROR, owner, MH_ERR_NO_MEMORY))
+            else:
+                taken.append((SMALL, owner, event.sequence, data))
         elif event.num_bytes > self.max_bytes:
+            taken.append((SMALL, owner, event.sequence, None))
             if event.data != NULL:
                 mh_ucp.am_data_release(worker.ucp, event.data)
-            taken.append((SMALL, owner, event.sequence, None))
         else:
-            taken.append(self._land(event, owner))
+            try:
+                taken.append(self._land(event, owner))
+            except BaseException:
+                # The message is lost, and those behind it would wait for it for ever.
+                if event.data != NULL:
+                    mh_ucp.am_data_release(worker.ucp, event.data)
+                event.kind, event.status, event.data = MC_EVENT_ERROR, MH_ERR_NO_MEMORY, NULL
+                raise
         return 0
 
     cdef tuple _land(self, mc_event *event, owner):
         cdef Span span
         cdef void *target
+        cdef void *data
         cdef Operation operation
         cdef mh_request_param_t param
         cdef int status
@@ -622,18 +655,21 @@ cdef class Worker:
         except MemoryError as error:
             if event.data != NULL:
                 mh_ucp.am_data_release(self.worker.ucp, event.data)  # ends the peer's operation, too
+                event.data = NULL
             return BULK, owner, sequence, error, None
         target = <void *><uintptr_t>span.address
         if not event.rendezvous:
             memcpy(target, event.bytes if event.data == NULL else <char *>event.data, event.num_bytes)
             if event.data != NULL:
                 mh_ucp.am_data_release(self.worker.ucp, event.data)
+                event.data = NULL
             return BULK, owner, sequence, placed, None
         operation = _begin(self, (span, placed))
         _parameters(&param, operation, mc_callback_received())
+        data, event.data = event.data, NULL
         with nogil:
             status = mc_started(
-                mh_ucp.am_recv_data_nbx(self.worker.ucp, event.data, target, event.num_bytes, &param),
+                mh_ucp.am_recv_data_nbx(self.worker.ucp, data, target, event.num_bytes, &param),
                 &operation.operation,
             )
         try:
@@ -666,11 +702,17 @@ cdef class Worker:
         status = mh_ucp.mem_map(self.worker.context, &params, &memory.handle)
         mc_gpu_leave(entered)
         _check(status, "registering memory")
-        self.memories.add(memory)  # from here on it is unmapped before UCX is destroyed
         self.num_mapped += 1
-        _check(mh_ucp.rkey_pack(self.worker.context, memory.handle, &packed, &length), "packing a memory key")
-        memory.key = PyBytes_FromStringAndSize(<char *>packed, length)
-        mh_ucp.rkey_buffer_release(packed)
+        try:
+            self.memories.add(memory)  # from here on it is unmapped before UCX is destroyed
+            _check(mh_ucp.rkey_pack(self.worker.context, memory.handle, &packed, &length), "packing a memory key")
+            try:
+                memory.key = PyBytes_FromStringAndSize(<char *>packed, length)
+            finally:
+                mh_ucp.rkey_buffer_release(packed)
+        except BaseException:
+            memory._unmap(self.worker)
+            raise
         return memory
 
     def close(self):
@@ -705,17 +747,17 @@ cdef class Worker:
         """Destroy the closed worker, if that is possible in time."""
         cdef mc_worker *worker = self.ending
         cdef bint drained
-        self._take(worker)  # returns UCX's buffers
+        self._take(worker, None)  # returns UCX's buffers
         with nogil:
             drained = mc_worker_drain(worker, patience_ns)
-        self._take(worker)
-        for memory in list(self.memories):
-            (<Memory>memory)._unmap(worker)
+        self._take(worker, None)
+        while self.memories:
+            (<Memory>self.memories.pop())._unmap(worker)
         if drained:
             self.ending = NULL
             with nogil:
                 mc_worker_destroy(worker)
-            self._take(worker)  # operations that ended only with UCX
+            self._take(worker, None)  # operations that ended only with UCX
             with nogil:
                 mc_worker_free(worker)
         return drained
@@ -898,7 +940,8 @@ cdef class Lane:
             driving: the caller is the driver, which polls soon.
 
         Raises:
-            UcxError: the peer is gone.
+            UcxError: the peer is gone, or a message for it is lost; an ERROR event follows.
+            MemoryError: the record is not sent.
         """
         cdef Py_buffer view
         cdef int status
@@ -909,6 +952,8 @@ cdef class Lane:
             PyObject_GetBuffer(body, &view, PyBUF_ANY_CONTIGUOUS)
             status = mc_send_small(self.lane, <char *>head, len(head), view.buf, view.len, driving)
             PyBuffer_Release(&view)
+        if status == MC_NO_BATCH:
+            raise MemoryError("no memory for a message")
         if status != MH_OK:
             raise UcxError("sending", status)
 
@@ -927,7 +972,7 @@ cdef class Lane:
         The upper bits of *sequence*, from `CONTAINER_SHIFT` on, tell the receiver its container.
 
         Raises:
-            UcxError: the peer is gone.
+            UcxError: the peer is gone, or a message for it is lost; an ERROR event follows.
         """
         cdef int status
         cdef Span span = Span(data, False)  # may run user code, and other threads meanwhile
@@ -950,6 +995,11 @@ cdef class Lane:
             self.worker.num_inside -= 1
         _started(status, operation, "sending")
         return operation
+
+    def fail(self):
+        """Cause an ERROR event: a number that was reserved will never be sent, and the peer would wait for it for ever."""
+        if self.lane != NULL and self.worker.worker != NULL and not mc_poisoned:
+            mc_lane_failed(self.lane, MH_ERR_NO_MEMORY)
 
     def unpack(self, bytes key):
         """Unpack the peer's memory key for this lane."""

@@ -39,6 +39,7 @@
 #define MC_LEAVE_NS 2000000
 #define MC_THREAD_LIMIT (64 << 20) /* bytes queued for Python at which the thread pauses, to slow the sender */
 #define MC_LANES_MAX 65536
+#define MC_NO_BATCH 1
 #define MC_BATCHES 4           /* in flight to one peer; beyond that a batch must be full to be sent */
 #define MC_SOCKETS_EVERY 8     /* an epoll_wait costs as much as several empty progress calls */
 /* Time that closing a worker waits for peers that were being connected: a live one answers within a millisecond, or
@@ -59,7 +60,10 @@ typedef struct mc_event {
     void *data;         /* BULK: UCX's descriptor, or NULL when the bytes follow; DONE: the operation */
     size_t num_bytes;
     int rendezvous;     /* BULK: the bytes are still with the sender */
-    char bytes[];
+    /* Part of an operation or a lane, and not freed: what ends a wait must not need memory. */
+    int embedded;
+    _Atomic int queued; /* of a lane's own: pushed, and not yet taken */
+    char *bytes;        /* behind the event, with what UCX does not keep */
 } mc_event;
 
 typedef struct mc_batch {
@@ -92,6 +96,7 @@ typedef struct mc_lane {
     _Atomic int wired;                          /* UCX has finished connecting the peer */
     int over_sockets;                           /* UCX reaches the peer by its tcp */
     _Atomic int drained;                        /* closing, and UCX has sent what it held; see `mc_lane_drain` */
+    mc_event error, room;                       /* its ERROR and ROOM events */
 } mc_lane;
 
 typedef struct mc_worker {
@@ -100,6 +105,7 @@ typedef struct mc_worker {
     int event_fd;
     pthread_mutex_t events_lock;                /* guards the queue and the tokens of lanes */
     mc_event *head, **tail;
+    mc_event *taken;                            /* taken, and not yet popped; guarded by the GIL */
     _Atomic size_t num_events;
     _Atomic size_t queued_bytes;
     _Atomic uint64_t num_refused;               /* messages with a wrong token */
@@ -134,6 +140,7 @@ typedef struct mc_operation {
     size_t num_bytes;
     _Atomic size_t left;   /* of a list: pieces that have not ended */
     _Atomic int failed;    /* of a list: status of the first piece that failed */
+    mc_event done;         /* its DONE event */
 } mc_operation;
 
 /* A get or put of a list. */
@@ -172,30 +179,66 @@ static void mc_push(mc_worker *worker, mc_event *event) {
     pthread_mutex_unlock(&worker->events_lock);
 }
 
-/* Take all events, oldest first; the caller frees them. */
-static mc_event *mc_take(mc_worker *worker) {
-    if (!atomic_load(&worker->num_events))
-        return NULL;
-    pthread_mutex_lock(&worker->events_lock);
-    mc_event *first = worker->head;
-    worker->head = NULL;
-    worker->tail = &worker->head;
-    atomic_store(&worker->num_events, 0);
-    atomic_store(&worker->queued_bytes, 0);
-    pthread_mutex_unlock(&worker->events_lock);
-    return first;
-}
-
-static void mc_push_status(mc_worker *worker, int kind, mc_lane *lane, void *data, int status) {
-    mc_event *event = calloc(1, sizeof *event);
-    event->kind = kind;
-    event->status = status;
-    event->data = data;
-    if (lane) {
+/* Push an event of a lane's own, unless it is still queued: its receiver then finds what has changed since, too.
+ * The caller holds `events_lock`. */
+static void mc_push_own(mc_lane *lane, mc_event *event, int kind, int status) {
+    if (!atomic_exchange(&event->queued, 1)) {
+        event->kind = kind;
+        event->embedded = 1;
+        event->status = status;
         event->lane = lane->index;
         event->life = lane->life;
+        mc_push_locked(lane->worker, event);
     }
-    mc_push(worker, event);
+}
+
+/* Report that *lane* has failed: a message to or from its peer is lost, or the peer is. */
+static void mc_lane_failed(mc_lane *lane, int status) {
+    pthread_mutex_lock(&lane->worker->events_lock);
+    mc_push_own(lane, &lane->error, MC_EVENT_ERROR, status);
+    pthread_mutex_unlock(&lane->worker->events_lock);
+}
+
+static void mc_lane_roomy(mc_lane *lane) {
+    pthread_mutex_lock(&lane->worker->events_lock);
+    mc_push_own(lane, &lane->room, MC_EVENT_ROOM, MH_OK);
+    pthread_mutex_unlock(&lane->worker->events_lock);
+}
+
+/* Take all events that were pushed, behind those that were given back. */
+static void mc_take(mc_worker *worker) {
+    mc_event **last = &worker->taken;
+    if (!atomic_load(&worker->num_events))
+        return;
+    while (*last)
+        last = &(*last)->next;
+    pthread_mutex_lock(&worker->events_lock);
+    *last = worker->head;
+    worker->head = NULL;
+    worker->tail = &worker->head;
+    pthread_mutex_unlock(&worker->events_lock);
+}
+
+/* Return the oldest event that was taken; NULL if there is none. The caller disposes of it, or gives it back. */
+static mc_event *mc_pop(mc_worker *worker) {
+    mc_event *event = worker->taken;
+    if (event)
+        worker->taken = event->next;
+    return event;
+}
+
+static void mc_give_back(mc_worker *worker, mc_event *event) {
+    event->next = worker->taken;
+    worker->taken = event;
+}
+
+static void mc_dispose(mc_worker *worker, mc_event *event) {
+    atomic_fetch_sub(&worker->num_events, 1);
+    atomic_fetch_sub(&worker->queued_bytes, event->num_bytes);
+    if (event->embedded)
+        atomic_store(&event->queued, 0);
+    else
+        free(event);
 }
 
 /* ---- callbacks of UCX ---- */
@@ -210,29 +253,36 @@ static mh_status_t mc_on_message(mc_worker *worker, int bulk, const void *header
     }
     int hold = bulk && (rendezvous || (attributes & MH_AM_RECV_ATTR_FLAG_DATA));
     mc_event *event = malloc(sizeof *event + (hold ? 0 : num_bytes));
-    event->kind = bulk ? MC_EVENT_BULK : MC_EVENT_SMALL;
-    event->status = MH_OK;
-    memcpy(&event->lane, header, sizeof event->lane);
-    memcpy(&event->sequence, (const char *)header + MC_TOKEN_BYTES, sizeof event->sequence);
-    event->data = hold ? data : NULL;
-    event->num_bytes = num_bytes;
-    event->rendezvous = rendezvous;
-    if (!hold && num_bytes)
-        memcpy(event->bytes, data, num_bytes);
+    uint32_t index;
+    memcpy(&index, header, sizeof index);
+    if (event) {
+        event->kind = bulk ? MC_EVENT_BULK : MC_EVENT_SMALL;
+        event->status = MH_OK;
+        event->lane = index;
+        memcpy(&event->sequence, (const char *)header + MC_TOKEN_BYTES, sizeof event->sequence);
+        event->data = hold ? data : NULL;
+        event->num_bytes = num_bytes;
+        event->rendezvous = rendezvous;
+        event->embedded = 0;
+        event->bytes = (char *)(event + 1);
+        if (!hold && num_bytes)
+            memcpy(event->bytes, data, num_bytes);
+    }
     pthread_mutex_lock(&worker->events_lock);
-    mc_lane *lane = event->lane < worker->num_lanes ? worker->lanes[event->lane] : NULL;
+    mc_lane *lane = index < worker->num_lanes ? worker->lanes[index] : NULL;
     int known = lane && atomic_load(&lane->state) == MC_LANE_OPEN && !memcmp(header, lane->own_token, MC_TOKEN_BYTES);
-    if (known) {
+    if (known && event) {
         event->life = lane->life;
         mc_push_locked(worker, event);
+    } else if (known) { /* the messages behind it would wait for it for ever */
+        mc_push_own(lane, &lane->error, MC_EVENT_ERROR, MH_ERR_NO_MEMORY);
     }
     pthread_mutex_unlock(&worker->events_lock);
     if (!known) {
         atomic_fetch_add(&worker->num_refused, 1);
         free(event);
-        return MH_OK;
     }
-    return hold ? MH_INPROGRESS : MH_OK;
+    return known && event && hold ? MH_INPROGRESS : MH_OK;
 }
 
 static mh_status_t mc_on_small(void *arg, const void *header, size_t header_bytes, void *data, size_t num_bytes,
@@ -247,8 +297,7 @@ static mh_status_t mc_on_bulk(void *arg, const void *header, size_t header_bytes
 
 static void mc_on_error(void *arg, mh_ep_h endpoint, mh_status_t status) {
     (void)endpoint;
-    mc_lane *lane = arg;
-    mc_push_status(lane->worker, MC_EVENT_ERROR, lane, NULL, status);
+    mc_lane_failed(arg, status);
 }
 
 /* The transport has taken *num_bytes*. */
@@ -256,7 +305,7 @@ static void mc_sent(mc_lane *lane, size_t num_bytes) {
     size_t left = atomic_fetch_sub(&lane->pending_bytes, num_bytes) - num_bytes;
     size_t room_below = atomic_load(&lane->room_below);
     if (room_below && left < room_below && atomic_compare_exchange_strong(&lane->room_below, &room_below, 0))
-        mc_push_status(lane->worker, MC_EVENT_ROOM, lane, NULL, MH_OK);
+        mc_lane_roomy(lane);
 }
 
 /* Schedule the batch of *lane* for `mc_flush_dirty`. */
@@ -292,8 +341,13 @@ static void mc_finish(mc_operation *operation, int status) {
         mc_sent(operation->lane, operation->num_bytes);
         atomic_fetch_sub(&operation->lane->pending, 1);
     }
-    mc_push_status(operation->worker, MC_EVENT_DONE, NULL, operation->owner, status);
-    atomic_fetch_sub(&operation->worker->operations, 1);
+    mc_worker *worker = operation->worker;
+    operation->done.kind = MC_EVENT_DONE;
+    operation->done.embedded = 1;
+    operation->done.status = status;
+    operation->done.data = operation->owner;
+    mc_push(worker, &operation->done); /* from here on the operation is Python's */
+    atomic_fetch_sub(&worker->operations, 1);
 }
 
 static void mc_on_sent(void *request, mh_status_t status, void *arg) {
@@ -435,7 +489,10 @@ static int mc_flush_locked(mc_lane *lane) {
     atomic_fetch_sub(&lane->pending, 1);
     atomic_fetch_sub(&lane->pending_bytes, batch->used);
     batch->used = 0;
-    return request == NULL ? MH_OK : MH_PTR_STATUS(request);
+    if (request == NULL)
+        return MH_OK;
+    mc_lane_failed(lane, MH_PTR_STATUS(request)); /* the peer would wait for its number for ever */
+    return MH_PTR_STATUS(request);
 }
 
 static void mc_flush_lane(mc_lane *lane) {
@@ -447,10 +504,8 @@ static void mc_flush_lane(mc_lane *lane) {
     if (atomic_load(&lane->batches) >= MC_BATCHES)
         return;
     pthread_mutex_lock(&lane->lock);
-    int status = mc_flush_locked(lane);
+    mc_flush_locked(lane);
     pthread_mutex_unlock(&lane->lock);
-    if (status != MH_OK)
-        mc_push_status(lane->worker, MC_EVENT_ERROR, lane, NULL, status);
 }
 
 /* Send all scheduled batches, and disconnect the lanes that have drained. */
@@ -476,8 +531,8 @@ static void mc_kick(mc_worker *worker) {
     }
 }
 
-/* Send one record, in a separate message or batched; returns a UCX status. Records contain their length.
- * *driving*: the caller polls soon, and thereby sends the batch. */
+/* Send one record, in a separate message or batched; returns a UCX status, or `MC_NO_BATCH`, if it was not sent for
+ * want of memory. Records contain their length. *driving*: the caller polls soon, and thereby sends the batch. */
 static int mc_send_small(mc_lane *lane, const void *head, size_t head_bytes, const void *body, size_t body_bytes,
                          int driving) {
     mc_worker *worker = lane->worker;
@@ -488,6 +543,10 @@ static int mc_send_small(mc_lane *lane, const void *head, size_t head_bytes, con
         status = mc_flush_locked(lane);
     if (!lane->batch) {
         lane->batch = malloc(sizeof *lane->batch);
+        if (!lane->batch) {
+            pthread_mutex_unlock(&lane->lock);
+            return status != MH_OK ? status : MC_NO_BATCH;
+        }
         lane->batch->lane = lane;
         lane->batch->used = 0;
     }
@@ -553,10 +612,13 @@ static int mc_send_bulk(mc_lane *lane, uint32_t life, unsigned char *header, con
     atomic_fetch_add(&lane->pending_bytes, operation->num_bytes);
     pthread_mutex_lock(&lane->lock); /* against `mc_lane_close` */
     atomic_fetch_add(&lane->worker->sending, 1);
-    if (mc_lives(lane, life))
+    if (mc_lives(lane, life)) {
         status = mc_started(mh_ucp.am_send_nbx(lane->endpoint, MC_AM_BULK, header, MC_HEADER_BYTES, data, num_bytes,
                                                &param),
                             operation);
+        if (status != MH_OK)
+            mc_lane_failed(lane, status);
+    }
     atomic_fetch_sub(&lane->worker->sending, 1);
     pthread_mutex_unlock(&lane->lock);
     if (status != MH_OK) {
@@ -862,16 +924,21 @@ static void mc_thread_stop(mc_worker *worker) {
     }
 }
 
-/* Open a free slot, or a new one; NULL when all are taken. */
+/* Open a free slot, or a new one; NULL when all are taken, or there is no memory. */
 static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
     mc_lane *lane = NULL;
-    for (uint32_t i = worker->first_free; i < worker->num_lanes && !lane; i++)
-        if (atomic_load(&worker->lanes[i]->state) == MC_LANE_FREE && !atomic_load(&worker->lanes[i]->pending)) {
-            lane = worker->lanes[i];
-            worker->first_free = i + 1;
-        }
+    uint32_t i = worker->first_free, first_free = UINT32_MAX;
+    for (; i < worker->num_lanes && !lane; i++) {
+        mc_lane *slot = worker->lanes[i];
+        if (atomic_load(&slot->state) != MC_LANE_FREE)
+            continue;
+        if (atomic_load(&slot->pending) || atomic_load(&slot->error.queued) || atomic_load(&slot->room.queued))
+            first_free = i < first_free ? i : first_free; /* soon */
+        else
+            lane = slot;
+    }
+    worker->first_free = i < first_free ? i : first_free;
     if (!lane) {
-        worker->first_free = worker->num_lanes;
         if (worker->num_lanes == MC_LANES_MAX || !(lane = calloc(1, sizeof *lane)))
             return NULL;
         lane->worker = worker;
@@ -1039,10 +1106,9 @@ static void mc_worker_free(mc_worker *worker) {
     while (atomic_load(&worker->num_watching))
         pthread_cond_wait(&worker->away_changed, &worker->away_lock);
     pthread_mutex_unlock(&worker->away_lock);
-    for (mc_event *event = mc_take(worker), *next; event; event = next) {
-        next = event->next;
-        free(event);
-    }
+    mc_take(worker);
+    for (mc_event *event = mc_pop(worker); event; event = mc_pop(worker))
+        mc_dispose(worker, event);
     for (uint32_t i = 0; i < worker->num_lanes; i++) {
         pthread_mutex_destroy(&worker->lanes[i]->lock);
         free(worker->lanes[i]->batch);

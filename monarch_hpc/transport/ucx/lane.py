@@ -7,22 +7,24 @@ the receiver gets. All messages carry sequence numbers: a large one may still be
 
 from __future__ import annotations
 
-import weakref
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from monarch_hpc.core.errors import FrameError, MemoryAccessError, PeerLost, TransportError
+from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.transport.api import FabricKind, LaneListener
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.moves import Moves
 from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.ucx.front import APART_BYTES, FRONT, Arrived, Front
-from monarch_hpc.transport.ucx.gpu import make_span
+from monarch_hpc.transport.ucx.gap_watch import GapWatch
 from monarch_hpc.transport.ucx.hole_probe import Probe
+from monarch_hpc.transport.ucx.one_sided import OneSided
 from monarch_hpc.wire.frames import (
     HEAD_BYTES,
     Frame,
+    Kind,
     container_of,
     pack_head,
     parse_alone,
@@ -39,8 +41,9 @@ __all__ = ["UcxLane"]
 _MAX_EARLY = 2**16
 """Messages that may wait for an earlier one: more than a sender has in flight while a large one is received."""
 
-_MAX_REMOTES = 8192
-"""Unpacked memory keys cached per peer, some hundred bytes each: those of a few models, a key for each array."""
+
+def _look() -> None:
+    """Make the driver look for events: one that sleeps is not woken by an ERROR event of a sender."""
 
 
 class UcxLane:
@@ -78,16 +81,10 @@ class UcxLane:
         self._failed: type[Exception] = _ucx.UcxError
         self._text: Callable[[int], str] = _ucx.status_text
         self._lane = worker.open(self)
-        self._pieces = _ucx.Pieces
-        # With the keys of their memories, which they follow from.
-        self._lists: weakref.WeakKeyDictionary[Moves, tuple[Sequence[Key], _ucx.Pieces | str | None]]
-        self._lists = weakref.WeakKeyDictionary()
-        self._remotes: dict[tuple[bytes, int], _ucx.RemoteKey] = {}
-        self._moving: set[Transfer] = set()
+        self._one_sided = OneSided(engine, self._lane, peer, lambda: self._error)
         self._error: TransportError | None = None
-        self._abandoned = False
         self.shared = False
-        self._one_sided = True
+        self._moves = True
         self.received_s = 0.0
         """When frames last arrived, on the engine's clock."""
         # in
@@ -95,6 +92,7 @@ class UcxLane:
         self._opened = False  # SWITCH came
         self._early: dict[int, bytes | tuple[Arrived, _ucx.Operation | None]] = {}
         self._front: Front | None = None
+        self._gaps = GapWatch(self, engine.clock, engine.call_later)
 
     @property
     def token(self) -> bytes:
@@ -123,6 +121,23 @@ class UcxLane:
     def answered(self, asked_us: int) -> None:
         """Handle an answer to `ask`, which came on the socket."""
         self._probe.answered(asked_us, self)
+        self._gaps.answered(asked_us)
+
+    @property
+    def missing(self) -> int:
+        """Number of the message that later ones wait for; -1 if none waits."""
+        lacks = self._early and self._error is None and self._opened and self._next not in self._early
+        return self._next if lacks else -1
+
+    def send_mark(self) -> None:
+        """Send a record that says nothing; see `transport.ucx.gap_watch`."""
+        if self._error is None:
+            with contextlib.suppress(TransportError):  # its end is reported
+                self.send(Frame(Kind.PROBE, 1))
+
+    def lose(self, number: int) -> None:
+        """Fail: message *number* is lost."""
+        self._fail(PeerLost(self.peer, f"UCX has lost message {number}, as it does where a process has no memory left"))
 
     def fail(self, error: TransportError) -> None:
         """Fail the lane with *error*."""
@@ -141,7 +156,7 @@ class UcxLane:
         self.shared = kind is FabricKind.UCX_SHM
         # Elsewhere UCX emulates them by messages, and may end the owner's process when it gives up the peer while its
         # answers wait: it takes them for sends, and reads a field that was never set, in all versions up to 1.22.
-        self._one_sided = kind is FabricKind.UCX_RDMA
+        self._moves = kind is FabricKind.UCX_RDMA
 
     # ---- sending ----
 
@@ -156,6 +171,7 @@ class UcxLane:
             else:
                 self._send_with_buffers(head, frame, driving)
         except self._failed as error:
+            engine.call_soon(_look)
             raise self._lost(error) from error
         if not driving and self._lane.pending_bytes > self._send_queue_bytes:
             engine.wait(self._has_room, None)
@@ -172,11 +188,17 @@ class UcxLane:
         apart = [buffer for buffer, size in zip(frame.buffers, sizes, strict=True) if size >= APART_BYTES]
         with self._engine.undisturbed():  # else the peer might wait for a sequence number that is never sent
             first = self._lane.reserve(1 + len(apart))
-            self._lane.send_bulk(b"".join((head, frame.body, *near)), first | FRONT << self._container_shift)
-            operations = [
-                self._lane.send_bulk(buffer, first + number | container_of(buffer) << self._container_shift)
-                for number, buffer in enumerate(apart, 1)
-            ]
+            try:
+                self._lane.send_bulk(b"".join((head, frame.body, *near)), first | FRONT << self._container_shift)
+                operations = [
+                    self._lane.send_bulk(buffer, first + number | container_of(buffer) << self._container_shift)
+                    for number, buffer in enumerate(apart, 1)
+                ]
+                self._gaps.sent()
+            except BaseException:
+                self._lane.fail()
+                self._engine.call_soon(_look)
+                raise
         if operations and not driving:
             # The buffers are the caller's again when UCX has read the last byte.
             self._engine.wait(lambda: self._error is not None or all(op.status != 1 for op in operations), None)
@@ -187,95 +209,12 @@ class UcxLane:
     # ---- memory of the peer ----
 
     def move(self, key: Key, offset: int, buffer: object, *, write: bool) -> Transfer | None:
-        """Get or put memory of the peer; None where UCX does not reach it, or emulates that. From any thread.
-
-        Raises:
-            TypeError: *buffer* has no buffer protocol.
-            BufferError: it is not contiguous, or is read-only.
-        """
-        if not self._one_sided:
-            return None
-        address, rkey, part = key.remote(offset)
-        if not rkey:
-            return None
-        span = make_span(buffer, not write)
-        what = f"{'put' if write else 'get'} of {span.num_bytes} bytes at {offset}, {self.peer}"
-        transfer = Transfer(self._engine, what)
-        problem = key.problem(offset, span.num_bytes, write=write)
-        if problem or not span.num_bytes:
-            # Not raised: its traceback would keep this frame, and with it the buffer, in a cycle with the transfer.
-            transfer.finish(MemoryAccessError(self.peer, problem) if problem else None)
-            return transfer
-        try:
-            remote = self._remote((key.id, part), rkey)
-            start = self._lane.put if write else self._lane.get
-            self._watch(transfer, start(span, address, remote), flush=write)
-        except self._failed as error:
-            transfer.finish(self._lost(error))
-        return transfer
+        """Get or put memory of the peer; see `transport.ucx.one_sided`."""
+        return self._one_sided.move(key, offset, buffer, write=write) if self._moves else None
 
     def move_all(self, moves: Moves, keys: Sequence[Key]) -> Transfer | None:
         """Begin a list in one call of the extension; otherwise as `move`. *keys* are of `Moves.identifiers`."""
-        if not self._one_sided or not moves.on_host:
-            return None
-        writes = any(move.write for move in moves.moves)
-        transfer = Transfer(self._engine, f"{moves}, {self.peer}")
-        try:
-            known, pieces = self._lists.get(moves, (None, None))
-            if known != keys:
-                pieces = self._prepare(moves, keys)
-                self._lists[moves] = keys, pieces
-            if isinstance(pieces, str):
-                transfer.finish(MemoryAccessError(self.peer, pieces))
-            elif pieces is not None:
-                self._watch(transfer, self._lane.move_all(pieces), flush=writes)
-        except self._failed as error:
-            transfer.finish(self._lost(error))
-            return transfer
-        return None if pieces is None else transfer
-
-    def _prepare(self, moves: Moves, keys: Sequence[Key]) -> _ucx.Pieces | str | None:
-        """The list for the extension; why it is refused; or None if UCX does not reach a memory of it."""
-        key_of = dict(zip(moves.identifiers, keys, strict=True))
-        pieces = []
-        for place, (identifier, offset, buffer, write) in enumerate(moves.moves):
-            key = key_of[identifier]
-            problem = key.problem(offset, buffer.nbytes, write=write)
-            if problem:
-                return moves.name(place, problem)
-            address, rkey, part = key.remote(offset)
-            if not rkey:
-                return None
-            if buffer.nbytes:
-                pieces.append((make_span(buffer, not write), address, self._remote((key.id, part), rkey), write))
-        return self._pieces(pieces)
-
-    def _watch(self, transfer: Transfer, operation: _ucx.Operation, *, flush: bool) -> None:
-        """Finish *transfer* when *operation* has ended, and a flush behind it if asked for."""
-        # A put has arrived when a later flush is done.
-        operations = [operation, self._lane.flush()] if flush else [operation]
-        self._moving.add(transfer)
-
-        def ended() -> None:
-            if any(operation.status == 1 for operation in operations):
-                return
-            self._moving.discard(transfer)
-            failed = next((operation.status for operation in operations if operation.status < 0), 0)
-            transfer.finish(self._error or PeerLost(self.peer, f"UCX: {self._text(failed)}") if failed else None)
-
-        for one in operations:
-            one.on_done = ended
-        ended()  # the operations may be done already
-        if self._abandoned:  # meanwhile, so that `abandon` may have missed this transfer
-            transfer.finish(self._end())
-
-    def _remote(self, name: tuple[bytes, int], rkey: bytes) -> _ucx.RemoteKey:
-        remote = self._remotes.get(name)
-        if remote is None:
-            if len(self._remotes) >= _MAX_REMOTES:
-                self._remotes.pop(next(iter(self._remotes), name), None)  # none if the lane was closed meanwhile
-            remote = self._remotes[name] = self._lane.unpack(rkey)
-        return remote
+        return self._one_sided.move_all(moves, keys) if self._moves else None
 
     # ---- receiving ----
 
@@ -316,6 +255,8 @@ class UcxLane:
         while self._opened and self._error is None:
             item = self._early.get(self._next)
             if item is None:
+                if self._early:
+                    self._gaps.seen(self._next)
                 return
             if isinstance(item, tuple) and item[1] is not None:
                 if item[1].status == 1:
@@ -371,7 +312,8 @@ class UcxLane:
     # ---- the end ----
 
     def _lost(self, error: Exception) -> TransportError:
-        return self._error or PeerLost(self.peer, str(error))
+        ended = self._error
+        return PeerLost(self.peer, str(error)) if ended is None else ended.for_later_calls(self.peer)
 
     def _fail(self, error: TransportError) -> None:
         if self._error is None:
@@ -384,17 +326,11 @@ class UcxLane:
             self._error = error
         self._early.clear()
         self._front = None
-        self._remotes.clear()
-        self._lists.clear()
+        self._one_sided.forget()
         self._lane.close()
         if self.shared and peer_died:
             self._probe.suspect()
 
     def abandon(self) -> None:
         """Fail the transfers in flight: UCX has been closed, and nothing else will end them."""
-        self._abandoned = True
-        for transfer in list(self._moving):  # threads may add others
-            transfer.finish(self._end())
-
-    def _end(self) -> TransportError:
-        return self._error or PeerLost(self.peer, "UCX was closed")
+        self._one_sided.abandon()

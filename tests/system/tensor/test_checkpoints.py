@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import re
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +136,142 @@ def test_what_cannot_be_saved_or_loaded_is_told_and_nothing_is_half_done(
     assert t.sum().item() == 0.0
     assert mesh.load({"n": None}, tmp_path / "one") == {"n": 1}
     mesh.sync()
+
+
+def test_files_that_are_not_regular_are_refused_by_name(mesh: Mesh, tmp_path: Path) -> None:
+    """A pipe would be waited for, and a link followed to what somebody else needs."""
+    t: Any = distribute(torch.arange(8.0), mesh, ["dp"])
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    for name in ("__0_0.distcp", ".metadata.tmp"):
+        folder = tmp_path / f"pipe {name}"
+        folder.mkdir()
+        os.mkfifo(folder / name)
+        with pytest.raises(FileExistsError, match=f"{re.escape(name)} is not a regular file: remove it"):
+            mesh.save({"t": t}, folder)
+    folder = tmp_path / "link"
+    folder.mkdir()
+    (folder / "__0_0.distcp").symlink_to(precious)
+    with pytest.raises(FileExistsError, match="is not a regular file"):
+        mesh.async_save({"t": t}, folder).wait()
+    assert precious.read_text() == "mine"
+
+    for number, name in enumerate((".metadata", "__0_0.distcp")):
+        folder = tmp_path / f"saved {number}"
+        mesh.save({"t": t}, folder)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(OSError, match=f"{re.escape(name)} is not a regular file, and so no part of a checkpoint"):
+            mesh.load({"t": t}, folder)
+    mesh.sync()
+
+
+def test_a_damaged_checkpoint_is_named(mesh: Mesh, tmp_path: Path) -> None:
+    t: Any = distribute(torch.arange(8.0), mesh, ["dp"])
+    for name in (".metadata", "__0_0.distcp"):
+        folder = tmp_path / name
+        mesh.save({"t": t, "n": [1]}, folder)
+        os.truncate(folder / name, 5)
+        with pytest.raises(
+            OSError, match=f"{re.escape(str(folder))}.* is damaged, or not of a checkpoint: .*; load an"
+        ):
+            mesh.load({"t": t}, folder)
+        (folder / name).unlink()
+        with pytest.raises(FileNotFoundError, match=re.escape(name)):
+            mesh.load({"t": t}, folder)
+    mesh.sync()
+
+
+def test_what_a_killed_save_has_left_does_not_complete_the_next_one(mesh: Mesh, tmp_path: Path) -> None:
+    t: Any = distribute(torch.arange(8.0), mesh, ["dp"])
+    mesh.save({"t": t}, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    for rank in range(mesh.size()):
+        for name in (f".written-{rank}", f".written-0123456789abcdef-{rank}", f".writing-0123456789abcdef-{rank}"):
+            (folder / name).write_bytes(pickle.dumps("the disk was full"))
+        (folder / f"__{rank}_0.distcp").write_bytes(b"half")
+    mesh.save({"t": t}, folder)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
+    t.zero_()
+    mesh.load({"t": t}, folder)
+    assert torch.equal(t.full_tensor(), torch.arange(8.0))
+
+
+def test_two_saves_do_not_share_a_folder(mesh: Mesh, tmp_path: Path) -> None:
+    t: Any = distribute(torch.arange(8.0), mesh, ["dp"])
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    saving = mesh.async_save({"t": t, "slow": _Slow(str(gate))}, tmp_path / "one")
+    with pytest.raises(FileExistsError, match="is being written by a save that is not done: wait for it"):
+        mesh.save({"t": t}, tmp_path / "one")
+    with open(gate, "w"):
+        pass
+    saving.wait()
+    with pytest.raises(FileExistsError, match="has a checkpoint already"):
+        mesh.save({"t": t}, tmp_path / "one")
+
+
+class _Slow:
+    """Is not saved before somebody opens a pipe; in a thread of a rank, where it is pickled for the file."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if threading.current_thread().name == "checkpoint":
+            with open(self.gate):
+                pass
+        return _Slow, (self.gate,)
+
+
+def test_a_full_disk_ends_a_save_with_its_reason(mesh: Mesh, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False).returncode
+    ):
+        pytest.skip("needs to mount a file system")
+    try:
+        t: Any = distribute(torch.zeros(1 << 16), mesh, ["dp"])
+        for save in (mesh.save, lambda state, path: mesh.async_save(state, path).wait()):
+            with pytest.raises(OSError, match=r"No space left|disk is full|file write failed|PytorchStreamWriter"):
+                save({"t": t}, disk / "one")
+            assert not (disk / "one" / ".metadata").exists()
+        with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+            mesh.load({"t": t}, disk / "one")
+        mesh.sync()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "b\udcff", "c d'\"$(x)"], ids=["newline", "not UTF-8", "shell"])
+def test_odd_names_are_names(mesh: Mesh, tmp_path: Path, name: str) -> None:
+    t: Any = distribute(torch.arange(8.0), mesh, ["dp"])
+    mesh.save({"t": t}, tmp_path / name)
+    t.zero_()
+    mesh.load({"t": t}, tmp_path / name)
+    assert torch.equal(t.full_tensor(), torch.arange(8.0))
+    with pytest.raises(FileExistsError, match="has a checkpoint already"):
+        mesh.save({"t": t}, tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+        mesh.load({"t": t}, tmp_path / f"{name}2")
+
+
+def test_what_is_not_a_path_is_refused_here(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t: Any = distribute(torch.arange(8.0), mesh, ["dp"])
+    path: Any
+    for path, error in ((b"x", TypeError), (None, TypeError), ("", ValueError), ("a\0b", ValueError)):
+        for use in (mesh.save, mesh.async_save, mesh.load):
+            with pytest.raises(error, match="path"):
+                use({"t": t}, path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError, match=r"working folder has been deleted.*: 'here'"):
+        mesh.save({"t": t}, "here")
 
 
 def test_torch_loads_the_optimizer_too(mesh: Mesh, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -300,3 +301,29 @@ def test_optimizers_and_groups_with_rates_of_their_own(mesh: Mesh, cls: Any, opt
         optimizer = RemoteOptimizer(cls, groups(model), **options)
         found = losses(model, optimizer, _sent(mesh, inputs), _sent(mesh, targets), halves=1)
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+class _Elsewhere(nn.Module):
+    """Returns something else on the ranks than in the program."""
+
+    def __init__(self, result: object) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.result = result
+        self.program = os.getpid()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.layer(x)
+        if os.getpid() == self.program:
+            return y
+        return (y, y) if self.result == "two" else self.result
+
+
+@pytest.mark.parametrize(("result", "num"), [(None, 0), ("text", 0), ("two", 2)])
+def test_a_module_that_returns_something_else_on_the_ranks_says_so(mesh: Mesh, result: object, num: int) -> None:
+    model: Any = module_to_mesh(_Elsewhere(result), mesh, remote=True, out_spec=["dp"])
+    with pytest.raises(
+        RuntimeError, match=f"returned {num} tensors on this rank, and 1 where the program asked it for"
+    ):
+        model(distribute(torch.ones(4, 6), mesh, ["dp"])).sum().item()
+    mesh.sync()

@@ -167,6 +167,19 @@ def test_each_use_of_a_closed_channel_raises_its_error_without_the_frames_of_ear
     assert len(num_frames) == 2
 
 
+def test_bytes_that_are_no_frame_end_a_channel_and_are_not_the_fault_of_later_frames(
+    pair: tuple[Party, Party, FrameChannel],
+) -> None:
+    _server, client, channel = pair
+    assert isinstance(channel, PeerChannel)
+    client.engine.call_soon(lambda: channel._wire._end(FrameError("a length of -1"), None))
+    client.until(lambda: bool(client.lost))
+    assert isinstance(channel.error, FrameError)
+    for kind in (Kind.RESULT, Kind.CALL):
+        with pytest.raises(PeerLost, match="a length of -1"):
+            channel.send(Frame(kind, 7), end_s=client.engine.clock() + PATIENCE_S)
+
+
 def test_a_call_in_shared_memory_that_cannot_be_sent_keeps_neither_credit_nor_memory(
     pair: tuple[Party, Party, FrameChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,14 +1,17 @@
 """Checkpoints, written and read by all ranks in the format of torch.distributed.checkpoint.
 
 A folder without ``.metadata`` is not a checkpoint: the first rank writes it last. A rank that fails tells the others,
-so that none waits for it.
+so that none waits for it. What a save that was killed has left does not count for the next one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,6 +30,15 @@ from monarch_hpc.tensor.worker.sharded.calls import current_ops
 from monarch_hpc.tensor.worker.training.placed import placements_on
 
 __all__ = ["Save", "begin", "contents", "is_done", "load", "new_like", "outcome", "random_state", "set_random_state"]
+
+_RESULTS = ".writ"
+"""Begins the names of the files in which ranks tell the first one that they have written their part, or why not."""
+
+_PARTS = _RESULTS, ".metadata", "__"
+"""Begin the names of all files that a save writes."""
+
+_WRITING: set[Path] = set()
+"""Folders that this process, as the first rank, is writing."""
 
 _POLL_S = 0.05
 """Pause between looks for what other ranks have written; a write takes longer."""
@@ -48,16 +60,47 @@ class Save:
         self._thread: Thread | None = None
         self._rank, self._num = dist.get_rank(), dist.get_world_size()
         self._metadata: Any = None
-        _agreed(self._check_folder)
+        self._name = _agreed(self._claim)[0]
+        try:
+            self._prepare(tree, path)
+        except BaseException:
+            self._release()
+            raise
+
+    def _prepare(self, tree: dict[str, Any], path: str) -> None:
         self._writer = FileSystemWriter(path, single_file_per_rank=True)
         self._planner = DefaultSavePlanner()
         plans = _agreed(lambda: self._local_plan(tree))
         merged = _agreed(lambda: self._global_plans(plans) if self._rank == 0 else None)
         self._plan = self._planner.finish_plan(merged[0][self._rank])
 
-    def _check_folder(self) -> None:
-        if self._rank == 0 and (self._folder / ".metadata").exists():
-            raise FileExistsError(f"{self._folder} has a checkpoint already: choose another folder, such as step-100")
+    def _claim(self) -> str:
+        """In the first rank, claim the folder, and return the name of this save among those that were made there."""
+        if self._rank != 0:
+            return ""
+        folder = self._folder
+        if (folder / ".metadata").exists():
+            raise FileExistsError(f"{folder} has a checkpoint already: choose another folder, such as step-100")
+        if folder in _WRITING:
+            raise FileExistsError(
+                f"{folder} is being written by a save that is not done: wait for it, or choose another"
+            )
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            if entry.name.startswith(_PARTS):
+                if not stat.S_ISREG(entry.lstat().st_mode):  # which would be followed, or waited for
+                    raise FileExistsError(f"{entry} is not a regular file: remove it, or choose another folder")
+                if entry.name.startswith(_RESULTS):
+                    entry.unlink()
+        _WRITING.add(folder)
+        return os.urandom(8).hex()
+
+    def _release(self) -> None:
+        """Let go of the folder, and remove what the ranks have told the first one."""
+        if self._rank == 0:
+            for rank in range(self._num):
+                with contextlib.suppress(OSError):
+                    self._path_of(rank).unlink(missing_ok=True)
+            _WRITING.discard(self._folder)
 
     def _local_plan(self, tree: dict[str, Any]) -> Any:
         is_first = self._rank == 0
@@ -76,10 +119,10 @@ class Save:
             if self._rank == 0:
                 results = [self._result_of(rank) for rank in range(self._num)]
                 self._writer.finish(self._metadata, results)
-                for rank in range(self._num):
-                    self._path_of(rank).unlink()
         except BaseException as error:  # noqa: BLE001 it is raised where somebody waits for the checkpoint
             self._error = error
+        finally:
+            self._release()
 
     def _written(self) -> Any:
         try:
@@ -89,12 +132,17 @@ class Save:
             return f"{class_name(error)}: {text_of(error)}"
 
     def _path_of(self, rank: int) -> Path:
-        return self._folder / f".written-{rank}"
+        return self._folder / f".written-{self._name}-{rank}"
 
     def _part(self, rank: int, result: Any) -> None:
-        partial = self._folder / f".writing-{rank}"
-        partial.write_bytes(pickle.dumps(result))
-        partial.replace(self._path_of(rank))
+        partial = self._folder / f".writing-{self._name}-{rank}"
+        try:
+            partial.write_bytes(pickle.dumps(result))
+        except OSError:
+            partial.write_bytes(b"")  # a full disk often has room for this
+            raise
+        finally:
+            partial.replace(self._path_of(rank))
 
     def _result_of(self, rank: int) -> Any:
         ends_s = time.monotonic() + self._timeout_s
@@ -103,7 +151,8 @@ class Save:
             if time.monotonic() > ends_s:
                 raise TimeoutError(f"rank {rank} has not written its part of {self._folder} in {self._timeout_s:.0f} s")
             time.sleep(_POLL_S)
-        result = pickle.loads(path.read_bytes())
+        told = path.read_bytes()
+        result = pickle.loads(told) if told else "no room even for a reason: the disk is full"
         if isinstance(result, str):
             raise OSError(f"rank {rank} has not written its part of {self._folder}: {result}")
         return result
@@ -158,6 +207,8 @@ def _plain(error: Exception) -> Exception:
     known = next(
         (cls for cls in (FileExistsError, FileNotFoundError, KeyError, OSError) if isinstance(error, cls)), None
     )
+    if isinstance(error, OSError) and known is not None and error.filename is not None:
+        return known(error.errno, error.strerror, str(error.filename))
     if known is not None:
         return known(*error.args)
     return RuntimeError(f"{class_name(error)}: {text_of(error)}")
@@ -219,9 +270,30 @@ def contents(path: str) -> dict[tuple[Any, ...], tuple[tuple[int, ...], torch.dt
 
 
 def _read_metadata(path: str) -> Any:
-    if not (Path(path) / ".metadata").exists():
+    where = Path(path) / ".metadata"
+    if not where.exists():
         raise FileNotFoundError(f"{path} has no complete checkpoint: there is no .metadata")
-    return FileSystemReader(path).read_metadata()
+    _check_file(where)
+    with _naming(str(where)):
+        return FileSystemReader(path).read_metadata()
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what is not a regular file, such as a pipe, which would be waited for."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path} is not a regular file, and so no part of a checkpoint: load another one")
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name *path* in errors of torch, which say what is wrong with the bytes, and not where they are."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        what = f"{class_name(error)}: {text_of(error)}"
+        raise OSError(f"{path} is damaged, or not of a checkpoint: {what}; load another one") from error
 
 
 def new_like(like: Any, shape: tuple[int, ...], dtype: torch.dtype) -> DTensor:
@@ -249,7 +321,9 @@ def load(tree: dict[str, Any], path: str) -> dict[str, Any]:
         is_first = dist.get_rank() == 0
 
         def plan() -> Any:
-            metadata = reader.read_metadata()
+            metadata = _read_metadata(path)
+            for name in {info.relative_path for info in metadata.storage_data.values()}:
+                _check_file(Path(path) / name)
             planner.set_up_planner(inner, metadata, is_first)
             reader.set_up_storage_reader(metadata, is_first)
             return reader.prepare_local_plan(planner.create_local_plan())
@@ -257,7 +331,7 @@ def load(tree: dict[str, Any], path: str) -> dict[str, Any]:
         plans = _agreed(plan)
         merged = reader.prepare_global_plan(planner.create_global_plan(plans))
         final = planner.finish_plan(merged[dist.get_rank()])
-        _agreed(lambda: _read(reader, final, planner))
+        _agreed(lambda: _read(reader, final, planner, path))
         for leaf in tree_iter(tree):
             if isinstance(leaf, DTensor):
                 torch.autograd.graph.increment_version(leaf)  # DTensors do not see what their shards go through
@@ -265,8 +339,9 @@ def load(tree: dict[str, Any], path: str) -> dict[str, Any]:
         return loaded
 
 
-def _read(reader: Any, plan: Any, planner: Any) -> None:
-    reader.read_data(plan, planner).wait()
+def _read(reader: Any, plan: Any, planner: Any, path: str) -> None:
+    with _naming(path):
+        reader.read_data(plan, planner).wait()
 
 
 def random_state() -> dict[str, Any]:

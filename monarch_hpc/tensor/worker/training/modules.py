@@ -170,6 +170,11 @@ class HostedModule:
 
     def sharded(self, own: list[torch.Tensor], shapes: tuple[tuple[int, ...], ...]) -> list[DTensor]:
         """The sharded tensors of which the module returned this rank's parts, unknown to autograd."""
+        if len(own) != len(shapes):
+            raise RuntimeError(
+                f"the module returned {len(own)} tensors on this rank, and {len(shapes)} where the program asked it "
+                "for shapes: its forward must return as many everywhere"
+            )
         return [self._placed(one.detach(), shape) for one, shape in zip(own, shapes, strict=True)]
 
     def _placed(self, own: torch.Tensor, shape: tuple[int, ...]) -> DTensor:
@@ -327,6 +332,6 @@ def forward(hosted: HostedModule, shapes: tuple[tuple[int, ...], ...], *args: An
         **kwargs: likewise.
 
     Raises:
-        RuntimeError: it returned a tensor of another shape than this rank's part has.
+        RuntimeError: it returned a tensor of another shape than this rank's part has, or another number of tensors.
     """
     return hosted(shapes, args, kwargs)
