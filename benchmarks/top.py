@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch_hpc.attach.tables import rows
 from monarch_hpc.cli.tables.top import WatchedHosts
-from monarch_hpc.cli.tables.top_view import Sighting, TopScreen
+from monarch_hpc.cli.tables.top_view import LOOKED_AT, Sighting, TopScreen
 from monarch_hpc.wire.control.message import encode, make, parse
 from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.tables.calls import (
@@ -79,7 +79,9 @@ def frames_at(t: float, noise: random.Random) -> dict[str, bytes]:
     ]
     answers += [host_rows(host, t, noise) for host in range(_NUM_HOSTS)]
     return {
-        CALLS.name: encode(Rows(0, [Portion("host", CALLS.render(calls, {})) for calls, _ in answers], [], [])),
+        CALLS.name: encode(
+            Rows(0, [Portion("host", CALLS.fit(calls, {}, None, LOOKED_AT)[0]) for calls, _ in answers], [], [])
+        ),
         PROCS.name: encode(Rows(0, [Portion("host", PROCS.render(procs, {})) for _, procs in answers], [], [])),
     }
 

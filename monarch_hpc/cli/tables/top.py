@@ -19,7 +19,7 @@ from monarch_hpc.cli.runs.sources import Choice, find_sources
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.cli.tables.stacks import render_group
-from monarch_hpc.cli.tables.top_view import COLUMNS, ProcSeen, Sighting, TopScreen, lines_of, see
+from monarch_hpc.cli.tables.top_view import COLUMNS, LOOKED_AT, ProcSeen, Sighting, TopScreen, lines_of, see
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.telemetry.views.stacks import fold_stacks
 from monarch_hpc.wire.tables.calls import CALLS, CallsSeen
@@ -111,7 +111,7 @@ class WatchedHosts:
         seen: dict[str, CallsSeen] = {}
         warnings: list[str] = []
         for name, head in self._heads.items():
-            answer = query_portions(head, CALLS.name, _WAIT_S, self._where)
+            answer = query_portions(head, CALLS.name, _WAIT_S, self._where, parts=LOOKED_AT)
             if answer is None:
                 warnings.append(f"{name}: its head does not answer")
                 continue

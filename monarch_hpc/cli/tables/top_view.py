@@ -17,10 +17,11 @@ from monarch_hpc.telemetry.views.picture import Picture, Row
 from monarch_hpc.wire.tables.calls import PROGRAM_MESH, CallsSeen
 from monarch_hpc.wire.tables.procs import ProcRow
 
-__all__ = ["COLUMNS", "Line", "ProcSeen", "Sighting", "TopScreen", "clip", "lines_of", "see"]
+__all__ = ["COLUMNS", "LOOKED_AT", "Line", "ProcSeen", "Sighting", "TopScreen", "clip", "lines_of", "see"]
 
 COLUMNS = ("HOST, PROC, ACTOR", "STATE", "CPU", "MEMORY", "RUNS", "FOR", "WAITS FOR", "QUEUED")
 
+LOOKED_AT = ("actors", "running", "waits", "sent")  # parts of processes, see `wire.tables.calls`
 _FIXED = {"STATE": 10, "CPU": 5, "MEMORY": 9, "FOR": 8, "QUEUED": 6}
 _MIN_WIDTH, _MIN_HEIGHT = 40, 6
 
@@ -106,7 +107,7 @@ def see(seen: Mapping[str, CallsSeen], warnings: Iterable[str], before: Sighting
     found: list[ProcSeen] = []
     rings: list[str] = []
     for name, calls in sorted(seen.items()):
-        calls.check(("actors", "running", "waits", "sent"))
+        calls.check(LOOKED_AT)
         picture = Picture(calls)
         column = picture.calls.processes.column
         columns = [column(one) for one in ("host", "run", "mesh", "rank", "pid")]
@@ -387,7 +388,7 @@ class TopScreen:
 
 def _widths(width: int) -> list[int]:
     """Columns of fixed width, and three that share the rest; on a narrow screen, those at the end are left out."""
-    names, left = list(COLUMNS), width
+    names = list(COLUMNS)
     while len(names) > 2 and sum(_FIXED.get(name, 14) + 1 for name in names) > width:
         names.pop()
     left = width - sum(_FIXED.get(name, 0) + 1 for name in names)

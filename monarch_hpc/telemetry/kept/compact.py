@@ -34,6 +34,7 @@ _ROW_GROUP = 131_072
 
 _DICTIONARY = "RLE_DICTIONARY"
 
+_DURATIONS = ("ran_us", "took_us")
 _DROPPED_BITS = 42
 """Of the 52 bits of a duration's fraction."""
 
@@ -67,7 +68,7 @@ def render(table: Any, parts: Sequence[tuple[int, int]]) -> bytes:
     keys = [name for name in ("host", "pid", "record", "t") if name in table.column_names]
     table = table.sort_by([(name, "ascending") for name in keys])
     for place, field in enumerate(table.schema):
-        if pa.types.is_float64(field.type) and field.name.endswith("_us"):
+        if field.name in _DURATIONS:
             table = table.set_column(place, field, _rounded(table.column(place)))
     encodings = {field.name: _choose_encoding(table.select([field.name])) for field in table.schema}
     metadata = {PARTS: json.dumps(list(parts))}

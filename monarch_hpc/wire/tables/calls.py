@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, overload
 
 from monarch_hpc.core.dataclass import dataclass
@@ -193,19 +193,21 @@ _LISTS: Mapping[str, tuple[str, type]] = {
     "sent": ("num_reported", SentCall),
     "endpoints": ("num_endpoints", EndpointCount),
 }
-"""The lists of a scene, each with the column of its length, and the class of its entries."""
+"""The lists of a scene, each with the column of its length, and the class of its entries. Questions may be about some
+of them: the others are empty then."""
 
 
-def _render(rows: Sequence[ProcCalls]) -> list[Block]:
+def _render(rows: Sequence[ProcCalls], parts: Collection[str] = _LISTS) -> list[Block]:
     processes = []
     for row in rows:
         scene = row.scene
-        lengths = [len(getattr(scene, name)) for name in _LISTS]
+        lengths = [len(getattr(scene, name)) if name in parts else 0 for name in _LISTS]
         first = (row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, row.rss_bytes, row.cpu_s)
         processes.append(_Process(*first, scene.problem, scene.incarnation, scene.num_sent, *lengths))
     blocks = [render_block(_Process, processes)]
     for name, (_, cls) in _LISTS.items():
-        blocks.append(render_block(cls, [entry for row in rows for entry in getattr(row.scene, name)]))
+        own = [entry for row in rows for entry in getattr(row.scene, name)] if name in parts else []
+        blocks.append(render_block(cls, own))
     return blocks
 
 
@@ -305,9 +307,15 @@ def _check_length(process: Block, place: int, block: Block, name: str) -> None:
 class _CallsTable(Table[ProcCalls]):
     """The table of calls, whose rows travel as columns."""
 
-    def fit(self, rows: Iterable[ProcCalls], where: Mapping[str, object], max_bytes: int | None) -> tuple[str, bool]:
+    def fit(
+        self,
+        rows: Iterable[ProcCalls],
+        where: Mapping[str, object],
+        max_bytes: int | None,
+        parts: Collection[str] = (),
+    ) -> tuple[str, bool]:
         chosen = [row for row in rows if self.chooses(row, where)]
-        return json.dumps(_render(chosen), separators=(",", ":")), False
+        return json.dumps(_render(chosen, parts or _LISTS), separators=(",", ":")), False
 
     def read(self, text: str) -> list[ProcCalls]:
         return list(CallsSeen.parse([text]))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from monarch_hpc.core.errors import FrameError
+from monarch_hpc.wire.control.questions import Ask
+from monarch_hpc.wire.tables.answer import answer
 from monarch_hpc.wire.tables.calls import (
     CALLS,
     ActorSeen,
@@ -53,6 +56,16 @@ def test_processes_are_read_as_they_were(seed: int) -> None:
     assert seen[: len(rows)] == rows and len(seen) == len(rows)
     for place, row in enumerate(rows):
         assert seen[place] == row and seen.list_of("sent", place) == row.scene.sent
+
+
+def test_parts_that_are_not_asked_for_are_empty() -> None:
+    rows = [made(random.Random(seed), seed) for seed in range(9)]
+    question = Ask(1, CALLS.name, {}, 1.0, parts=["actors", "waits"])
+    portion = answer(question, "host n1", {CALLS.name: lambda: rows})
+    assert CALLS.read(portion.rows) == [
+        replace(row, scene=replace(row.scene, running=[], sent=[], endpoints=[])) for row in rows
+    ]
+    assert any(row.scene.endpoints for row in rows)
 
 
 def test_values_that_are_alike_travel_once() -> None:
