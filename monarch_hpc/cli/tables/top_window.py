@@ -18,6 +18,9 @@ __all__ = ["show_window"]
 
 _TICK_MS = 100
 
+_CLOSE_S = 1.0
+"""Longest wait at the end for the channels to close: a question that is under way is not waited for."""
+
 _KEYS = {
     "KEY_UP": "up",
     "KEY_DOWN": "down",
@@ -100,6 +103,7 @@ class _Window:
             pass
         finally:
             self._over.set()
+            asking.join(_CLOSE_S)
 
     def _ask(self) -> None:
         with contextlib.closing(self._hosts):
