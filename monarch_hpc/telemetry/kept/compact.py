@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from monarch_hpc.core.storage.files import write_private
+from monarch_hpc.telemetry.kept.columns import round_durations
 from monarch_hpc.telemetry.kept.parts import GROUP_HOSTS, PartFile, list_tables, table_path
 from monarch_hpc.telemetry.kept.reading import PARTS, decode_part, find_kept
 from monarch_hpc.wire.tables.catalog import TABLES
@@ -35,8 +35,6 @@ _ROW_GROUP = 131_072
 _DICTIONARY = "RLE_DICTIONARY"
 
 _DURATIONS = ("ran_us", "took_us")
-_DROPPED_BITS = 42
-"""Of the 52 bits of a duration's fraction."""
 
 
 def compact(directory: Path, group: int) -> int:
@@ -69,16 +67,10 @@ def render(table: Any, parts: Sequence[tuple[int, int]]) -> bytes:
     table = table.sort_by([(name, "ascending") for name in keys])
     for place, field in enumerate(table.schema):
         if field.name in _DURATIONS:
-            table = table.set_column(place, field, _rounded(table.column(place)))
+            table = table.set_column(place, field, round_durations(table.column(place)))
     encodings = {field.name: _choose_encoding(table.select([field.name])) for field in table.schema}
     metadata = {PARTS: json.dumps(list(parts))}
     return _write_table(table.replace_schema_metadata(metadata), encodings)
-
-
-def _rounded(column: Any) -> Any:
-    """Durations with an error of at most a 2000th: the other bits would take most of the space."""
-    bits = column.to_numpy().view(np.int64)
-    return pa.array(((bits + (1 << (_DROPPED_BITS - 1))) & -(1 << _DROPPED_BITS)).view(np.float64))
 
 
 def _choose_encoding(column: Any) -> str:
