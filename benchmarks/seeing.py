@@ -9,14 +9,18 @@ asks them about N calls.
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+from pyarrow.parquet import read_metadata
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, endpoint, telemetry
@@ -26,7 +30,8 @@ from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.machine.procfs import each_pid, read_cpu_s, read_environ, read_resident_bytes
 from monarch_hpc.mesh.program.controller import Controller
-from monarch_hpc.telemetry.kept.parts import list_parts
+from monarch_hpc.telemetry.kept.compact import compact
+from monarch_hpc.telemetry.kept.parts import KEPT, list_parts, list_tables
 from monarch_hpc.wire.start import COOKIE
 from monarch_hpc.wire.tables.keeping import KEEPING, HostKeeping
 
@@ -175,7 +180,19 @@ def keep_records(echo: ActorMesh[Echo]) -> Iterator[tuple[str, float, str]]:
     yield "helper: CPU time of a record", (read_cpu_s(helper) - before_s) / (2 * _NUM_BURST) * 1e6, "us"
     yield "helper: memory", read_resident_bytes(helper) / 1e6, "MB"
     yield "a record in parts", sum(part.num_bytes for part in list_parts(directory)) / row.records, "B"
+    yield "a record in tables", bytes_in_tables(directory), "B"
     yield from ask_questions(directory)
+
+
+def bytes_in_tables(directory: Path) -> float:
+    """The size of a call in files of tables, made of a copy of the parts of an allocation."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        shutil.copytree(directory / KEPT, copy / KEPT)
+        compact(copy, 0)
+        files = [path for name in ("handled", "sends") for path in list_tables(copy)[name]]
+        num_rows: int = sum(read_metadata(path).num_rows for path in files)
+        return sum(path.stat().st_size for path in files) / num_rows
 
 
 def ask_questions(directory: Path) -> Iterator[tuple[str, float, str]]:

@@ -25,6 +25,11 @@ _TAGS = frozenset((str, int, float, bool))
 
 _INT64 = 1 << 63
 
+_plain: set[type] = {float, int}
+"""Types of values that the pen takes as they are: no texts, and none that may be on a device. NumPy's are added as they
+come, up to `_MAX_PLAIN`: it has some twenty types of numbers, but programs may make more."""
+_MAX_PLAIN = 32
+
 
 def own_recorder() -> Recorder:
     """The recorder of this process. In a forked child, its memory has no reader."""
@@ -47,15 +52,19 @@ def log_metric(name: str, value: SupportsFloat, /, *, step: int | None = None, *
         ValueError: the step does not fit into 64 bits.
     """
     recorder = (Runtime.current or current_runtime()).recorder
-    if type(value) is float and not tags and type(name) is str and name and not _on_devices.pending:
+    is_plain = (
+        (type(value) is float or type(value) in _plain) and type(name) is str and name and not _on_devices.pending
+    )
+    if is_plain and (step is None or (type(step) is int and NO_STEP < step < _INT64)):
         # Each call that is saved here is a twentieth of the time.
-        number = recorder.names.metric(name)
-        if step is None:
-            recorder.metric(context().mark, number, 0, NO_STEP, value)
+        names = recorder.names
+        try:
+            labels = (names.known_tags(tags) or names.tags(check_tags(name, tags))) if tags else 0
+            number = NO_STEP if step is None else step
+            recorder.metric(context().mark, names.metric(name), labels, number, value)
             return
-        if type(step) is int and NO_STEP < step < _INT64:
-            recorder.metric(context().mark, number, 0, step, value)
-            return
+        except (TypeError, ValueError, OverflowError):  # a tag without a hash, a number beyond all floats: told below
+            pass
     _log_any(recorder, name, value, step, tags)
 
 
@@ -72,6 +81,8 @@ def _log_any(recorder: Recorder, name: str, value: SupportsFloat, step: int | No
         _add_on_device(name, value, partial(recorder.metric, *labels))
         return
     recorder.metric(*labels, value if type(value) is float else _check_value(name, value))
+    if type(value).__module__ == "numpy" and len(_plain) < _MAX_PLAIN:
+        _plain.add(type(value))
 
 
 _on_devices = DeviceValues()

@@ -16,6 +16,7 @@ from monarch_hpc.telemetry.reading import (
     DecodedRecord,
     Memory,
     read_header,
+    read_names,
     read_places,
     read_ring,
     read_table,
@@ -76,7 +77,7 @@ class _Source(NamedTuple):
 
 
 def _source(memory: Memory, process: RunProcess, correction: Correction) -> _Source:
-    look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
+    look = parse_names(read_names(memory))
     actors, numbers = {}, {}
     for record in read_table(memory, layout.ACTORS_AT, layout.NUM_ACTORS):
         name = look(record.name)

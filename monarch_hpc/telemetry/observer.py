@@ -77,7 +77,9 @@ class RecordObserver:
     def _calls(self) -> Iterator[ProcCalls]:
         for row in self._procs():
             scene = read_scene(memory_of(self._fds[0]))
-            yield ProcCalls(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, scene)
+            yield ProcCalls(
+                row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, scene, row.rss_bytes, row.cpu_s
+            )
 
     def _memory(self) -> Iterator[ProcMemory]:
         for row in self._procs():

@@ -117,6 +117,7 @@ class Pen:
 
     def metric(self, mark: int, name: int, tags: int, step: int, value: float, /) -> None:
         """Record a value; *step* is `layout.NO_STEP` for none."""
+        value = float(value)  # before a number is taken
         index = self._next_metric()
         at = self._metrics_at + (index & self._metrics_mask) * RECORD_BYTES
         try:

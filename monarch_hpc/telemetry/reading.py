@@ -29,6 +29,7 @@ __all__ = [
     "memory_of",
     "read_events",
     "read_header",
+    "read_names",
     "read_open_calls",
     "read_places",
     "read_ring",
@@ -43,6 +44,9 @@ Memory = Callable[[int, int], bytes]
 _MOST = (1 << 63) - 1
 """Largest number reported: JSON readers have no u64."""
 _F64 = struct.Struct("<d")
+
+_SIGN_AT, _NEGATIVE = 47, b"\xff"
+"""Place of the last byte of a duration in a record, and that byte in `layout.OPEN`."""
 
 
 class DecodedRecord(NamedTuple):
@@ -150,14 +154,14 @@ def read_open_calls(memory: Memory) -> Iterator[DecodedRecord]:
     seen: set[int] = set()
     for start, num in ((layout.SENT_AT, layout.NUM_SENT), (layout.OLD_AT, layout.NUM_OLD)):
         table = memory(start, num * RECORD_BYTES)
-        words = memoryview(table).cast("q")
-        durs, seqs = words[5::8].tolist(), words[7::8].tolist()
-        for place, (dur, seq) in enumerate(zip(durs, seqs, strict=True)):
-            if dur == OPEN and seq:
-                record = _stable(memory, start + place * RECORD_BYTES, table, place)
-                if record is not None and record.msg == record.seq and record.msg not in seen:
-                    seen.add(record.msg)
-                    yield record
+        signs = table[_SIGN_AT::RECORD_BYTES]  # few of them say that a call is open: the others cost nothing
+        place = signs.find(_NEGATIVE)
+        while place >= 0:
+            record = _stable(memory, start + place * RECORD_BYTES, table, place)
+            if record is not None and record.dur == OPEN and 0 != record.seq == record.msg not in seen:
+                seen.add(record.msg)
+                yield record
+            place = signs.find(_NEGATIVE, place + 1)
 
 
 def read_table(memory: Memory, start: int, num: int) -> Iterator[DecodedRecord]:
@@ -175,6 +179,12 @@ def _stable(memory: Memory, at: int, table: bytes, place: int) -> DecodedRecord 
     first, second = table[place * RECORD_BYTES : (place + 1) * RECORD_BYTES], memory(at, RECORD_BYTES)
     same = (first[:52], first[56:]) == (second[:52], second[56:])  # what a call does may change while it runs
     return DecodedRecord._make(RECORD.unpack(second)) if same else None
+
+
+def read_names(memory: Memory) -> bytes:
+    """Return the part of the table of names that is in use."""
+    used = read_u64(memory, layout.NAMES_AT)  # with the number itself
+    return memory(layout.NAMES_AT, min(max(used, 8), layout.NAMES_BYTES))
 
 
 def read_waits(memory: Memory) -> Iterator[tuple[int, int]]:

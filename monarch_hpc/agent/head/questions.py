@@ -88,14 +88,14 @@ class HeadQuestions:
             lambda answer: requester.send(answer.rows(question.ticket)),
         )
         table, where, timeout_s = question.table, question.where, min(question.timeout_s, MAX_WAIT_S)
-        pieces = question.pieces
+        pieces, parts = question.pieces, question.parts
         for link in programs:
-            link.send(Ask(ticket, table, where, timeout_s, pieces=pieces))
+            link.send(Ask(ticket, table, where, timeout_s, pieces=pieces, parts=parts))
         if root is not None:
             hosts = [list(span) for span in spans_of(on_tree)]
             num_hosts = self._state.roster.num_hosts
-            on_hosts = AskHosts(ticket, table, where, timeout_s * PART_OF_WAIT, 0, num_hosts, hosts, pieces=pieces)
-            self._peers.links[root].send(on_hosts)
+            limits = timeout_s * PART_OF_WAIT, 0, num_hosts
+            self._peers.links[root].send(AskHosts(ticket, table, where, *limits, hosts, pieces=pieces, parts=parts))
 
     def take(self, link: Link, message: Message) -> None:
         """Handle a peer's answer, or its refusal."""

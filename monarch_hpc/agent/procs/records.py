@@ -77,8 +77,8 @@ class HostRecords:
     def calls(self, procs: Iterable[Proc]) -> Iterator[ProcCalls]:
         """The calls of *procs*, and of the dead procs whose records are kept."""
         for proc, row in self._rows(procs):
-            scene = read_scene(memory_of(proc.record_fd))
-            yield ProcCalls(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, scene)
+            scene, used = read_scene(memory_of(proc.record_fd)), _used(row)
+            yield ProcCalls(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, scene, *used)
 
     def memory(self, procs: Iterable[Proc]) -> Iterator[ProcMemory]:
         """The memory that *procs* lend and move, and that the dead procs did whose records are kept."""
@@ -98,11 +98,9 @@ class HostRecords:
 
     def procs(self, procs: Iterable[Proc]) -> Iterator[ProcRow]:
         """The rows of *procs*, and of the dead procs whose records are kept."""
-        for proc, row in self._rows(procs):
-            ended = row.state == "ended"  # its pid may be another process's by now
-            if not ended and proc.pid:
-                row = replace(row, rss_bytes=read_resident_bytes(proc.pid), cpu_s=read_cpu_s(proc.pid))
-            yield row
+        for _, row in self._rows(procs):
+            rss_bytes, cpu_s = _used(row)
+            yield replace(row, rss_bytes=rss_bytes, cpu_s=cpu_s)
 
     def _rows(self, procs: Iterable[Proc]) -> Iterator[tuple[Proc, ProcRow]]:
         for proc in sorted(procs, key=lambda proc: (proc.start.run, proc.start.mesh, proc.start.rank)):
@@ -122,6 +120,13 @@ class HostRecords:
 def _row(proc: Proc, state: str, cause: str) -> ProcRow:
     start = proc.start
     return ProcRow(start.run, start.mesh, start.rank, start.host_name, proc.pid, state, cause, 0, 0.0)
+
+
+def _used(row: ProcRow) -> tuple[int, float]:
+    """Memory and CPU time of a process."""
+    if row.state == "ended" or not row.pid:  # its pid may be another process's by now
+        return 0, 0.0
+    return read_resident_bytes(row.pid), read_cpu_s(row.pid)
 
 
 def _state(proc: Proc) -> str:

@@ -78,12 +78,15 @@ class HeadClient:
         self._engine: Engine | None = None
         self._attachment: Attachment | None = None
         self._asker: Asker | None = None
+        self._is_lost = False
 
     def ask(self, question: Message, wanted: type[Message], timeout_s: float) -> Message | None:
         """Ask the head; None if it refuses the question, or cannot be reached in time."""
         if self._engine is None:
             self._engine = Engine()
             self._engine.start()
+        if self._is_lost:  # since the last answer: another head may have taken its place
+            self._leave()
         asker = self._asker = Asker(self._engine, wanted)
         try:
             if self._attachment is None:
@@ -106,11 +109,16 @@ class HeadClient:
             self._asker.on_frame(channel, frame)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """End the question: no answer will come."""
+        """End the question: no answer will come. The end of an earlier channel is none of its concern."""
+        if self._attachment is not None:
+            if self._attachment.channel is not channel:
+                return
+            self._is_lost = True
         if self._asker is not None:
             self._asker.on_lost(channel, error)
 
     def _leave(self) -> None:
+        self._is_lost = False
         if self._attachment is not None:
             self._attachment.node.close("the questions are answered")
             self._attachment = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -53,13 +53,19 @@ def query_rows(
 
 
 def query_portions(
-    head: Path | HeadClient, table: str, timeout_s: float, where: Mapping[str, object] | None = None, pieces: str = ""
+    head: Path | HeadClient,
+    table: str,
+    timeout_s: float,
+    where: Mapping[str, object] | None = None,
+    pieces: str = "",
+    parts: Iterable[str] = (),
 ) -> Rows | None:
     """Return the answer for `query_rows` as it came, with rows as text; None if the head cannot be reached in time.
 
     Args:
         pieces: a question in SQL that hosts answer, see `wire.tables.pieces`.
+        parts: the parts of rows that are wanted, see `Ask`.
     """
-    question = Ask(0, table, dict(where or {}), timeout_s, pieces=pieces)
+    question = Ask(0, table, dict(where or {}), timeout_s, pieces=pieces, parts=[*parts])
     answer, _, _ = ask(head, question, Rows, timeout_s + _DIAL_S)
     return answer if isinstance(answer, Rows) else None

@@ -109,24 +109,24 @@ def command(
         return 1
     if run is not None:
         refuse_absent(targets.items(), {"run": run})
-    watch = Watch(targets, run, every_s)
-    if file is not None:
-        return _save(file, watch, output)
-    if textfile is not None:
-        with _asked_to_end(until_eof) as asked:
-            return _write_textfile(textfile.absolute(), watch, every_s, asked)
-    access = PageAccess(_token(token_file), [host.lower() for host in hosts])
-    with contextlib.ExitStack() as stack:
-        if port is not None:
-            server = stack.enter_context(open_loopback(port, access, watch))
-        else:
-            path = place.absolute() if place is not None else stack.enter_context(_private_folder()) / "dash.sock"
-            server = stack.enter_context(open_socket(path, access, watch))
-            stack.callback(path.unlink, missing_ok=True)
-        asked = stack.enter_context(_asked_to_end(until_eof))
-        _announce(server, targets, output)
-        _serve(server, watch, asked)
-    return 0
+    with contextlib.closing(Watch(targets, run, every_s)) as watch:
+        if file is not None:
+            return _save(file, watch, output)
+        if textfile is not None:
+            with _asked_to_end(until_eof) as asked:
+                return _write_textfile(textfile.absolute(), watch, every_s, asked)
+        access = PageAccess(_token(token_file), [host.lower() for host in hosts])
+        with contextlib.ExitStack() as stack:
+            if port is not None:
+                server = stack.enter_context(open_loopback(port, access, watch))
+            else:
+                path = place.absolute() if place is not None else stack.enter_context(_private_folder()) / "dash.sock"
+                server = stack.enter_context(open_socket(path, access, watch))
+                stack.callback(path.unlink, missing_ok=True)
+            asked = stack.enter_context(_asked_to_end(until_eof))
+            _announce(server, targets, output)
+            _serve(server, watch, asked)
+        return 0
 
 
 def _token(file: Path | None) -> str:

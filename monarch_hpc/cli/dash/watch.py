@@ -77,6 +77,7 @@ class Watch:
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
+        self._hosts.close()
 
     def events(self, idle_s: float) -> Iterator[tuple[str, bytes]]:
         """Yield the latest events, and each later one; an empty one after *idle_s* seconds without any."""

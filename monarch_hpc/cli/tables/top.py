@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,11 +19,10 @@ from monarch_hpc.cli.runs.sources import Choice, find_sources
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.cli.tables.stacks import render_group
-from monarch_hpc.cli.tables.top_view import COLUMNS, ProcSeen, Sighting, TopScreen, lines_of, see
+from monarch_hpc.cli.tables.top_view import COLUMNS, LOOKED_AT, ProcSeen, Sighting, TopScreen, lines_of, see
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.telemetry.views.stacks import fold_stacks
-from monarch_hpc.wire.tables.calls import CALLS
-from monarch_hpc.wire.tables.procs import PROCS
+from monarch_hpc.wire.tables.calls import CALLS, CallsSeen
 from monarch_hpc.wire.tables.stacks import STACKS
 
 __all__ = ["WatchedHosts", "command"]
@@ -66,9 +66,10 @@ def command(name: str | None, once: bool, run: str | None, wanted: str, every_s:
         refuse_absent(targets, {"run": run})
     hosts = WatchedHosts(dict(targets), run)
     if once or output.format is not Format.TABLE:
-        first = hosts.look(Sighting())
-        time.sleep(_ONCE_S)
-        snapshot = hosts.look(first)
+        with contextlib.closing(hosts):
+            first = hosts.look(Sighting())
+            time.sleep(_ONCE_S)
+            snapshot = hosts.look(first)
         for warning in snapshot.warnings:
             output.warn(warning)
         lines = lines_of(snapshot, set(), wanted, everything=True)
@@ -87,39 +88,43 @@ def command(name: str | None, once: bool, run: str | None, wanted: str, every_s:
     except ImportError as error:
         raise click.UsageError(f"this Python has no curses ({error}); --once prints one picture") from error
     try:
-        show_window(TopScreen(wanted), hosts.look, {"stack": hosts.stack, "logs": hosts.logs}, every_s)
+        show_window(TopScreen(wanted), hosts, {"stack": hosts.stack, "logs": hosts.logs}, every_s)
     except curses.error as error:
         raise click.UsageError(f"this terminal cannot be used: {error}; --once prints one picture") from error
     return 0
 
 
 class WatchedHosts:
-    """The hosts of some allocations, by name and directory."""
+    """The hosts of some allocations, by name and directory, with a channel to each head until `close`."""
 
     def __init__(self, targets: Mapping[str, Path], run: str | None) -> None:
+        from monarch_hpc.attach.head.client import HeadClient
+
         self._targets = targets
+        self._heads = {name: HeadClient(directory) for name, directory in targets.items()}
         self._where = {} if run is None else {"run": run}
 
     def look(self, before: Sighting) -> Sighting:
-        from monarch_hpc.attach.tables.rows import query_rows
+        from monarch_hpc.attach.tables.rows import query_portions
 
         now_s = monotonic()
-        known = {proc.key: proc for proc in before.procs}
-        procs: list[ProcSeen] = []
+        seen: dict[str, CallsSeen] = {}
         warnings: list[str] = []
-        for name, directory in self._targets.items():
-            calls = query_rows(directory, CALLS, _WAIT_S, self._where)
-            processes = query_rows(directory, PROCS, _WAIT_S, self._where)
-            if calls is None or processes is None:
+        for name, head in self._heads.items():
+            answer = query_portions(head, CALLS.name, _WAIT_S, self._where, parts=LOOKED_AT)
+            if answer is None:
                 warnings.append(f"{name}: its head does not answer")
                 continue
-            absent = sorted({*calls.missing, *calls.left_out, *processes.missing, *processes.left_out})
+            absent = sorted({*answer.missing, *answer.left_out})
             if absent:
                 warnings.append(f"{name}: no answer from {', '.join(absent[:5])}")
-            seen, rings = see(name, calls.rows, processes.rows, known, now_s - before.t)
-            procs += seen
-            warnings += rings
-        return Sighting(procs, warnings, now_s)
+            seen[name] = CallsSeen.parse(portion.rows for portion in answer.portions)
+        return see(seen, warnings, before, now_s)
+
+    def close(self) -> None:
+        """Close the channels; no picture is being taken."""
+        for head in self._heads.values():
+            head.close()
 
     def stack(self, proc: ProcSeen) -> Iterator[str]:
         from monarch_hpc.attach.tables.rows import query_rows

@@ -7,43 +7,68 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import field
 from functools import partial
+from itertools import groupby
 
 from monarch_hpc.cli.output import plain
 from monarch_hpc.cli.tables.calls import format_age
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.text.units import format_size
-from monarch_hpc.telemetry.views.picture import Row, draw
-from monarch_hpc.wire.tables.calls import PROGRAM_MESH, ProcCalls
+from monarch_hpc.telemetry.views.picture import Picture, Row
+from monarch_hpc.wire.tables.calls import PROGRAM_MESH, CallsSeen
 from monarch_hpc.wire.tables.procs import ProcRow
 
-__all__ = ["COLUMNS", "Line", "ProcSeen", "Sighting", "TopScreen", "clip", "lines_of", "see"]
+__all__ = ["COLUMNS", "LOOKED_AT", "Line", "ProcSeen", "Sighting", "TopScreen", "clip", "lines_of", "see"]
 
 COLUMNS = ("HOST, PROC, ACTOR", "STATE", "CPU", "MEMORY", "RUNS", "FOR", "WAITS FOR", "QUEUED")
 
+LOOKED_AT = ("actors", "running", "waits", "sent")  # parts of processes, see `wire.tables.calls`
 _FIXED = {"STATE": 10, "CPU": 5, "MEMORY": 9, "FOR": 8, "QUEUED": 6}
 _MIN_WIDTH, _MIN_HEIGHT = 40, 6
 
 _Key = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class ProcSeen:
-    """A proc or a program, with its actors.
+    """A proc or a program, with its actors. Most are never shown: what is told of one is found out when it is.
 
-    Attributes:
-        cpu: part of a core that it has used since the picture before; None in the first one.
+    Args:
+        key: its identity from one picture to the next: allocation, host, run, mesh, rank and process id.
+        look: gives the process; the part of a core that it has used since the picture before, None in the first one;
+            and its actors.
     """
 
-    allocation: str
-    process: ProcRow
-    cpu: float | None
-    rows: Sequence[Row]
+    __slots__ = ("_look", "_told", "key")
+
+    def __init__(self, key: _Key, look: Callable[[], tuple[ProcRow, float | None, Sequence[Row]]]) -> None:
+        self.key = key
+        self._look = look
+        self._told: tuple[ProcRow, float | None, Sequence[Row]] | None = None
 
     @property
-    def key(self) -> _Key:
-        """Its identity from one picture to the next."""
-        one = self.process
-        return self.allocation, one.host, one.run, one.mesh, one.rank, one.pid
+    def _content(self) -> tuple[ProcRow, float | None, Sequence[Row]]:
+        if self._told is None:
+            self._told = self._look()
+        return self._told
+
+    @property
+    def allocation(self) -> str:
+        """The name of its allocation."""
+        return str(self.key[0])
+
+    @property
+    def process(self) -> ProcRow:
+        """The process itself."""
+        return self._content[0]
+
+    @property
+    def cpu(self) -> float | None:
+        """The part of a core that it has used since the picture before; None in the first one."""
+        return self._content[1]
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Its actors, and what it does without one."""
+        return self._content[2]
 
     @property
     def name(self) -> str:
@@ -56,41 +81,53 @@ class Sighting:
     """All procs at one moment.
 
     Attributes:
+        procs: by allocation, host, run, mesh and rank.
         warnings: deadlocks, and hosts that have not answered.
+        cpu_s: CPU time of each so far, in seconds, by its key.
     """
 
     procs: Sequence[ProcSeen] = ()
     warnings: Sequence[str] = ()
     t: float = 0.0
+    cpu_s: Mapping[_Key, float] = field(default_factory=dict)
 
 
-def see(
-    allocation: str,
-    calls: Sequence[ProcCalls],
-    processes: Iterable[ProcRow],
-    before: Mapping[_Key, ProcSeen],
-    elapsed_s: float,
-) -> tuple[list[ProcSeen], list[str]]:
-    """Return the procs of an allocation, and its deadlocks.
+def see(seen: Mapping[str, CallsSeen], warnings: Iterable[str], before: Sighting, now_s: float) -> Sighting:
+    """Return what is seen of some allocations, by their names.
 
     Args:
-        before: the procs of the picture before, *elapsed_s* ago.
+        warnings: what is to be told before deadlocks.
+        before: the picture before.
+
+    Raises:
+        FrameError: a process has reported something else than its calls.
     """
-    picture = draw(calls)
-    rows: dict[tuple[str, str, int], list[Row]] = {}
-    for row in picture.rows:
-        rows.setdefault((row.run, row.proc, row.pid), []).append(row)
-    found = []
-    for process in processes:
-        where = process.host if process.mesh == PROGRAM_MESH else f"r{process.rank} {process.host}"
-        own = rows.get((process.run, where, process.pid), [])
-        seen = ProcSeen(allocation, process, None, own)
-        last = before.get(seen.key)
-        if last is not None and elapsed_s > 0:
-            used_s = process.cpu_s - last.process.cpu_s
-            seen = ProcSeen(allocation, process, max(used_s, 0.0) / elapsed_s, own)
-        found.append(seen)
-    return found, [f"deadlock: {' -> '.join([*ring, ring[0]])}" for ring in picture.deadlocks]
+    elapsed_s = now_s - before.t
+    cpu_s: dict[_Key, float] = {}
+    found: list[ProcSeen] = []
+    rings: list[str] = []
+    for name, calls in sorted(seen.items()):
+        calls.check(LOOKED_AT)
+        picture = Picture(calls)
+        column = picture.calls.processes.column
+        columns = [column(one) for one in ("host", "run", "mesh", "rank", "pid")]
+        keys: list[_Key] = list(zip([name] * len(picture.calls), *columns, strict=True))
+        cpu_s.update(zip(keys, column("cpu_s"), strict=True))
+        places = sorted(range(len(keys)), key=keys.__getitem__)
+        look = partial(_look, picture, before.cpu_s, elapsed_s)
+        found += [ProcSeen(keys[place], partial(look, keys[place], place)) for place in places]
+        rings += [f"deadlock: {' -> '.join([*ring, ring[0]])}" for ring in picture.deadlocks]
+    return Sighting(found, [*warnings, *rings], now_s, cpu_s)
+
+
+def _look(
+    picture: Picture, before_s: Mapping[_Key, float], elapsed_s: float, key: _Key, place: int
+) -> tuple[ProcRow, float | None, Sequence[Row]]:
+    (one,) = picture.calls.processes.make(place, place + 1)
+    process = ProcRow(one.run, one.mesh, one.rank, one.host, one.pid, one.state, one.cause, one.rss_bytes, one.cpu_s)
+    last_s = before_s.get(key) if elapsed_s > 0 else None
+    cpu = None if last_s is None else max(one.cpu_s - last_s, 0.0) / elapsed_s
+    return process, cpu, picture.rows_of(place)
 
 
 class Line:
@@ -137,16 +174,14 @@ def lines_of(snapshot: Sighting, turned: Set[_Key], wanted: str = "", *, everyth
         wanted: only procs that have this text somewhere, in any case; empty for all.
         everything: open all.
     """
-    hosts: dict[tuple[str, str], list[ProcSeen]] = {}
-    for proc in snapshot.procs:
-        if not wanted or wanted.lower() in _words(proc):
-            hosts.setdefault((proc.allocation, proc.process.host), []).append(proc)
     found: list[Line] = []
-    for key, procs in sorted(hosts.items()):
-        found.append(Line(key, partial(_host_line, key, procs)))
+    chosen = (proc for proc in snapshot.procs if not wanted or wanted.lower() in _words(proc))
+    for key, some in groupby(chosen, key=lambda proc: proc.key[:2]):
+        procs = list(some)
+        found.append(Line(key, partial(_host_line, str(key[1]), procs)))
         if key in turned and not everything:
             continue
-        for proc in sorted(procs, key=lambda one: (one.process.run, one.process.mesh, one.process.rank)):
+        for proc in procs:
             found.append(Line(proc.key, partial(_proc_line, proc), proc))
             if proc.key in turned or everything:
                 found += [
@@ -163,14 +198,14 @@ def _words(proc: ProcSeen) -> str:
     return "\n".join(words).lower()
 
 
-def _host_line(key: tuple[str, str], procs: Sequence[ProcSeen]) -> tuple[tuple[str, ...], bool]:
+def _host_line(host: str, procs: Sequence[ProcSeen]) -> tuple[tuple[str, ...], bool]:
     states = Counter(_state(proc) for proc in procs)
     num_ended = sum(proc.process.state == "ended" for proc in procs)
     counted = ", ".join(f"{num} {state}" for state, num in states.most_common())
     cpus = [proc.cpu for proc in procs if proc.cpu is not None]
     memory = _size(sum(proc.process.rss_bytes for proc in procs))
     cells = (
-        key[1],
+        host,
         _counted(len(procs), "proc"),
         _cpu(sum(cpus) if cpus else None),
         memory,
@@ -319,9 +354,8 @@ class TopScreen:
         """Return the lines of the screen with their style: ``head``, ``bad``, ``selected``, or empty."""
         if width < _MIN_WIDTH or height < _MIN_HEIGHT:
             return [(clip(f"needs {_MIN_WIDTH}x{_MIN_HEIGHT} characters", width), "")][:height]
-        procs = [proc.process for proc in snapshot.procs]
-        hosts = len({(proc.allocation, proc.process.host) for proc in snapshot.procs})
-        title = f"monarch-hpc top   {_counted(hosts, 'host')}, {_counted(len(procs), 'proc')}"
+        hosts = len({proc.key[:2] for proc in snapshot.procs})
+        title = f"monarch-hpc top   {_counted(hosts, 'host')}, {_counted(len(snapshot.procs), 'proc')}"
         found = [(title if snapshot.t else "monarch-hpc top   asking the hosts", "")]
         found += [(warning, "bad") for warning in snapshot.warnings[: height // 4]]
         if self.page is not None:
@@ -354,7 +388,7 @@ class TopScreen:
 
 def _widths(width: int) -> list[int]:
     """Columns of fixed width, and three that share the rest; on a narrow screen, those at the end are left out."""
-    names, left = list(COLUMNS), width
+    names = list(COLUMNS)
     while len(names) > 2 and sum(_FIXED.get(name, 14) + 1 for name in names) > width:
         names.pop()
     left = width - sum(_FIXED.get(name, 0) + 1 for name in names)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import curses
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from monarch_hpc.cli.tables.top_view import ProcSeen, Sighting, TopScreen
 
 __all__ = ["show_window"]
 
 _TICK_MS = 100
+
+_CLOSE_S = 1.0
+"""Longest wait at the end for the channels to close: a question that is under way is not waited for."""
 
 _KEYS = {
     "KEY_UP": "up",
@@ -34,23 +40,35 @@ _KEYS = {
 _STYLES = {"head": curses.A_REVERSE, "bad": curses.A_BOLD, "selected": curses.A_STANDOUT, "": curses.A_NORMAL}
 
 
+class Watched(Protocol):
+    """What the window shows."""
+
+    def look(self, before: Sighting) -> Sighting:
+        """Take the next picture."""
+        ...
+
+    def close(self) -> None:
+        """Take no more pictures."""
+        ...
+
+
 def show_window(
     screen: TopScreen,
-    look: Callable[[Sighting], Sighting],
+    hosts: Watched,
     pages: dict[str, Callable[[ProcSeen], Iterable[str]]],
     every_s: float,
 ) -> None:
     """Show the window until its end.
 
     Args:
-        look: takes the picture before, and returns the next one; called in a thread.
+        hosts: asked in a thread.
         pages: the functions behind the keys for stack and logs, called in a thread.
         every_s: time between two pictures.
 
     Raises:
         curses.error: the terminal cannot be used.
     """
-    curses.wrapper(lambda window: _Window(window, screen, look, pages, every_s).run())
+    curses.wrapper(lambda window: _Window(window, screen, hosts, pages, every_s).run())
 
 
 class _Window:
@@ -58,13 +76,13 @@ class _Window:
         self,
         window: curses.window,
         screen: TopScreen,
-        look: Callable[[Sighting], Sighting],
+        hosts: Watched,
         pages: dict[str, Callable[[ProcSeen], Iterable[str]]],
         every_s: float,
     ) -> None:
         self._window = window
         self._screen = screen
-        self._look = look
+        self._hosts = hosts
         self._pages = pages
         self._every_s = every_s
         self._snapshot = Sighting()
@@ -85,15 +103,17 @@ class _Window:
             pass
         finally:
             self._over.set()
+            asking.join(_CLOSE_S)
 
     def _ask(self) -> None:
-        while not self._over.is_set():
-            try:
-                snapshot = self._look(self._snapshot)
-            except Exception as error:  # noqa: BLE001 a thread's edge: the window tells it
-                snapshot = Sighting(self._snapshot.procs, [f"{type(error).__name__}: {error}"], self._snapshot.t)
-            self._news.put(lambda snapshot=snapshot: self._take(snapshot))  # type: ignore[misc]
-            self._over.wait(self._every_s)
+        with contextlib.closing(self._hosts):
+            while not self._over.is_set():
+                try:
+                    snapshot = self._hosts.look(self._snapshot)
+                except Exception as error:  # noqa: BLE001 a thread's edge: the window tells it
+                    snapshot = replace(self._snapshot, warnings=[f"{type(error).__name__}: {error}"])
+                self._news.put(lambda snapshot=snapshot: self._take(snapshot))  # type: ignore[misc]
+                self._over.wait(self._every_s)
 
     def _take(self, snapshot: Sighting) -> None:
         self._snapshot = snapshot

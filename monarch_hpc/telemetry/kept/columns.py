@@ -19,9 +19,12 @@ from monarch_hpc.telemetry.names import Name
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["COLUMNS", "KeptProcess", "columns_of", "split_calls", "unpack_records"]
+__all__ = ["COLUMNS", "KeptProcess", "columns_of", "round_durations", "split_calls", "unpack_records"]
 
 _MOST = (1 << 63) - 1
+
+_DROPPED_BITS = 42
+"""Of the 52 bits of a duration's fraction."""
 
 _Columns = dict[str, Callable[[], Any]]
 """The functions that make columns, by name; a question needs a few of them."""
@@ -89,6 +92,12 @@ def split_calls(records: bytes, names: Collection[str]) -> list[tuple[str, bytes
 def unpack_records(packed: bytes) -> bytes:
     """Return the records that `packing.pack_records` made *packed* of."""
     return np.frombuffer(packed, np.uint8).reshape(layout.RECORD_BYTES, -1).T.tobytes()
+
+
+def round_durations(column: pa.ChunkedArray) -> pa.Array:
+    """Return durations with an error of at most a 2000th: the other bits would take most of their space in files."""
+    bits = column.to_numpy().view(np.int64)
+    return pa.array(((bits + (1 << (_DROPPED_BITS - 1))) & -(1 << _DROPPED_BITS)).view(np.float64))
 
 
 def _cast(values: Any, kind: pa.DataType, num: int) -> Any:

@@ -29,9 +29,9 @@ from monarch_hpc.telemetry.kept.chunks import (
 )
 from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of, split_calls, unpack_records
 from monarch_hpc.telemetry.kept.parts import PartFile, list_parts, list_tables, read_part
-from monarch_hpc.telemetry.layout import ACTORS_AT, HEADER, NAMES_AT, NAMES_BYTES, NUM_ACTORS, RECORD, RECORD_BYTES
+from monarch_hpc.telemetry.layout import ACTORS_AT, HEADER, NUM_ACTORS, RECORD, RECORD_BYTES
 from monarch_hpc.telemetry.names import parse_all_names
-from monarch_hpc.telemetry.reading import DecodedRecord, Memory, read_header, read_u64
+from monarch_hpc.telemetry.reading import DecodedRecord, Memory, read_header, read_names
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.schema import Table
 
@@ -176,10 +176,9 @@ def process_of(
     memory: Memory, run: str, mesh: int, rank: int, pid: int, host: str, correction: Correction
 ) -> KeptProcess:
     """What the numbers in the records of a live process stand for."""
-    used = min(8 + read_u64(memory, NAMES_AT), NAMES_BYTES)
     actors = memory(ACTORS_AT, NUM_ACTORS * RECORD_BYTES)
     process = run, mesh, rank, host, pid
-    return _known(process, correction, memory(0, HEADER.size), actors, memory(NAMES_AT, used))
+    return _known(process, correction, memory(0, HEADER.size), actors, read_names(memory))
 
 
 def _known(

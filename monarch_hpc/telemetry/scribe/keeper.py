@@ -20,7 +20,7 @@ from monarch_hpc.telemetry.history import HISTORY
 from monarch_hpc.telemetry.kept.chunks import CASTS, EVENTS, NAMES, NO_PROCESS, ROWS, SENDS, Heading
 from monarch_hpc.telemetry.kept.parts import GROUP_HOSTS, list_parts, write_part
 from monarch_hpc.telemetry.layout import RECORD_BYTES
-from monarch_hpc.telemetry.reading import memory_of, read_u64
+from monarch_hpc.telemetry.reading import memory_of, read_names
 from monarch_hpc.telemetry.scribe.drain import Drain
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.scribe.rate import choose, halvings
@@ -192,11 +192,10 @@ class RecordKeeper:
         if not kept.is_new:
             return
         memory = memory_of(kept.fd)
-        used = min(8 + read_u64(memory, layout.NAMES_AT), layout.NAMES_BYTES)
         actors = memory(layout.ACTORS_AT, layout.NUM_ACTORS * RECORD_BYTES).rstrip(b"\0")
         num_actors = -(-len(actors) // RECORD_BYTES)
         contents = memory(0, layout.HEADER.size) + num_actors.to_bytes(4, "little")
-        contents += actors.ljust(num_actors * RECORD_BYTES, b"\0") + memory(layout.NAMES_AT, used)
+        contents += actors.ljust(num_actors * RECORD_BYTES, b"\0") + read_names(memory)
         self._spool.add(self._heading(NAMES, len(contents), place), contents)
         kept.is_new = False
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.views.tally import Tally, tally
-from monarch_hpc.wire.tables.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.wire.tables.calls import PROGRAM_MESH, ActorSeen, CallsSeen, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.wire.tables.columns import numbers_of, spread
 
 __all__ = ["Picture", "Row", "draw"]
 
@@ -65,22 +68,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """The combined state of all processes.
-
-    Attributes:
-        deadlocks: rings of actors, in each of which every actor waits for the next and the last for the first.
-        problems: processes whose records could not be read, in words.
-        endpoints: call statistics by endpoint.
-    """
-
-    rows: list[Row]
-    deadlocks: list[list[str]]
-    problems: list[str]
-    endpoints: list[Tally]
-
-
-@dataclass(frozen=True, slots=True)
 class _Edge:
     """One actor waits for another."""
 
@@ -91,96 +78,139 @@ class _Edge:
 
 def draw(procs: Sequence[ProcCalls]) -> Picture:
     """Combine the reports of *procs*, which may come in any order and repeat."""
-    return _Drawing(procs).picture()
+    return Picture(CallsSeen.of(procs))
 
 
-class _Drawing:
-    def __init__(self, procs: Sequence[ProcCalls]) -> None:
-        self._procs: list[ProcCalls] = []
-        known: set[str] = set()
-        for proc in sorted(procs, key=lambda proc: (proc.run, proc.mesh, proc.rank)):
-            if not proc.scene.incarnation or proc.scene.incarnation not in known:
-                self._procs.append(proc)
-                known.add(proc.scene.incarnation)
-        self._by_incarnation = {proc.scene.incarnation: proc for proc in self._procs if proc.scene.incarnation}
-        self._actors = {
-            (proc.scene.incarnation, actor.actor): actor
-            for proc in self._procs
-            for actor in proc.scene.actors
-            if proc.scene.incarnation
-        }
-        self._sent = {(proc.scene.incarnation, call.call): call for proc in self._procs for call in proc.scene.sent}
-        self._running: dict[tuple[str, int], list[_Key]] = {}
-        for proc in self._procs:
-            for call in proc.scene.running:
-                if call.call:
-                    self._running.setdefault((call.caller, call.call), []).append((proc.scene.incarnation, call.actor))
-        self._num_sent = Counter((call.target, call.target_actor) for call in self._sent.values())
-        self._num_running = Counter(
-            (proc.scene.incarnation, call.actor)
-            for proc in self._procs
-            for call in proc.scene.running
-            if call.call and not call.call & CAST
+class Picture:
+    """The combined state of all processes. Each part is made when it is looked at, and rows for each process apart.
+
+    Args:
+        reports: those of all processes, which may repeat.
+
+    Attributes:
+        calls: the reports, each process once.
+        order: places of the processes in *calls*, by run, mesh and rank.
+    """
+
+    def __init__(self, reports: CallsSeen) -> None:
+        self.calls = calls = _each_once(reports)
+        processes = calls.processes
+        self._meshes, self._ranks, self._hosts = (processes.column(name) for name in ("mesh", "rank", "host"))
+        self._states = processes.column("state")
+        self._incarnations = incarnations = processes.column("incarnation")
+        runs = processes.column("run")
+        self.order = sorted(range(len(runs)), key=lambda place: (runs[place], self._meshes[place], self._ranks[place]))
+        self._by_incarnation = {one: place for place, one in enumerate(incarnations) if one}
+        self._actors = {key: place for place, key in enumerate(self._keys("actors", "actor"))}
+        self._sent = {key: place for place, key in enumerate(self._keys("sent", "call"))}
+
+    def _keys(self, name: str, column: str) -> Iterable[tuple[str, Any]]:
+        """Incarnation of the process, and one of the columns, for all entries of a list."""
+        return zip(
+            spread(self._incarnations, self.calls.lengths(name)), self.calls.entries(name).column(column), strict=True
         )
 
-    def picture(self) -> Picture:
-        rows = [row for proc in self._procs for row in self._rows(proc)]
-        rings = [[self._label(key) for key in ring] for ring in find_rings(self._edges())]
-        problems = [
-            f"{_where(proc)}: {proc.scene.problem}"
-            for proc in self._procs
-            if proc.scene.problem and proc.state in _RECORDS
+    @cached_property
+    def _running(self) -> Mapping[tuple[str, int], list[_Key]]:
+        """The actors that run a call, by incarnation of its caller and its number."""
+        found: dict[tuple[str, int], list[_Key]] = {}
+        entries = self.calls.entries("running")
+        calls = zip(entries.column("caller"), entries.column("call"), strict=True)
+        for call, actor in zip(calls, self._keys("running", "actor"), strict=True):
+            if call[1]:
+                found.setdefault(call, []).append(actor)
+        return found
+
+    @cached_property
+    def _num_sent(self) -> Mapping[_Key, int]:
+        entries = self.calls.entries("sent")
+        return Counter(zip(entries.column("target"), entries.column("target_actor"), strict=True))
+
+    @cached_property
+    def _num_running(self) -> Mapping[_Key, int]:
+        numbers = self.calls.entries("running").column("call")
+        running = zip(self._keys("running", "actor"), numbers, strict=True)
+        return Counter(key for key, call in running if call and not call & CAST)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows of all processes."""
+        return [row for place in self.order for row in self.rows_of(place)]
+
+    @cached_property
+    def deadlocks(self) -> list[list[str]]:
+        """Rings of actors, in each of which every actor waits for the next and the last for the first."""
+        return [[self._label(key) for key in ring] for ring in find_rings(self._edges())]
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """Processes whose records could not be read, in words."""
+        problems = self.calls.processes.column("problem")
+        return [
+            f"{self._where(place)}: {problems[place]}"
+            for place in self.order
+            if problems[place] and self._states[place] in _RECORDS
         ]
-        return Picture(rows, rings, problems, tally(self._procs))
+
+    @cached_property
+    def endpoints(self) -> list[Tally]:
+        """Call statistics by endpoint."""
+        return tally(self.calls[place] for place in self.order)
 
     # ---- rows ----
 
-    def _rows(self, proc: ProcCalls) -> list[Row]:
-        found = []
-        is_program = proc.mesh == PROGRAM_MESH
-        if is_program or any(wait.actor == "0" for wait in proc.scene.waits):
-            found.append(self._row(proc, None, "program" if is_program else ""))
-        for actor in proc.scene.actors:
-            row = self._row(proc, actor, f"{actor.name}[{actor.rank}]")
-            if actor.state == "stopped" or (is_program and int(actor.actor, 16) < _OWN and not row.num_running):
-                continue
-            found.append(row)
-        return found or [self._row(proc, None, "")]
+    def rows_of(self, place: int) -> list[Row]:
+        """The rows of one process, by its place in `calls`."""
+        run, pid, cause = (self.calls.processes.column(name)[place] for name in ("run", "pid", "cause"))
+        incarnation, is_program = self._incarnations[place], self._meshes[place] == PROGRAM_MESH
+        running: list[RunningCall] = self.calls.list_of("running", place)
+        waits: list[Wait] = self.calls.list_of("waits", place)
+        actors: list[ActorSeen] = self.calls.list_of("actors", place)
 
-    def _row(self, proc: ProcCalls, actor: ActorSeen | None, name: str) -> Row:
-        number = "0" if actor is None else actor.actor
-        key = proc.scene.incarnation, number
-        running = [] if actor is None else [call for call in proc.scene.running if call.actor == number]
-        waits = [wait for wait in proc.scene.waits if wait.actor == number]
-        return Row(
-            run=proc.run,
-            actor=name,
-            proc=_where(proc),
-            pid=proc.pid,
-            state=_state(proc, actor, running, waits),
-            endpoint=running[0].endpoint if running else "",
-            num_running=len(running),
-            caller=self._caller(running[0]) if running else "",
-            runs_s=running[0].age_s if running else 0.0,
-            waits_for=self._targets(proc, waits),
-            waits_s=max((wait.age_s for wait in waits), default=0.0),
-            num_queued=max(self._num_sent[key] - self._num_running[key], 0) if actor is not None else 0,
-            queued_s=running[0].queued_s if running else 0.0,
-            operation=running[0].operation if running else "",
-        )
+        def row(actor: ActorSeen | None, name: str) -> Row:
+            number = "0" if actor is None else actor.actor
+            key = incarnation, number
+            own = [] if actor is None else [call for call in running if call.actor == number]
+            first = own[0] if own else None
+            awaited = [wait for wait in waits if wait.actor == number]
+            return Row(
+                run=run,
+                actor=name,
+                proc=self._where(place),
+                pid=pid,
+                state=_state(self._states[place], cause, actor, own, awaited),
+                endpoint=first.endpoint if first else "",
+                num_running=len(own),
+                caller=self._caller(first) if first else "",
+                runs_s=first.age_s if first else 0.0,
+                waits_for=self._targets(incarnation, awaited) if awaited else "",
+                waits_s=max((wait.age_s for wait in awaited), default=0.0),
+                num_queued=max(self._num_sent.get(key, 0) - self._num_running.get(key, 0), 0) if actor else 0,
+                queued_s=first.queued_s if first else 0.0,
+                operation=first.operation if first else "",
+            )
+
+        found = []
+        if is_program or any(wait.actor == "0" for wait in waits):
+            found.append(row(None, "program" if is_program else ""))
+        for actor in actors:
+            made = row(actor, f"{actor.name}[{actor.rank}]")
+            if actor.state == "stopped" or (is_program and int(actor.actor, 16) < _OWN and not made.num_running):
+                continue
+            found.append(made)
+        return found or [row(None, "")]
 
     def _caller(self, call: RunningCall) -> str:
         if not call.caller:
             return ""
         sent = self._sent.get((call.caller, call.call))
         if sent is not None:
-            return self._label((call.caller, sent.actor))
-        proc = self._by_incarnation.get(call.caller)
-        if proc is None:
+            return self._label((call.caller, self.calls.entries("sent").column("actor")[sent]))
+        if call.caller not in self._by_incarnation:
             return f"an unknown process on {call.caller_host}"
         return self._label((call.caller, "0"))
 
-    def _targets(self, proc: ProcCalls, waits: Iterable[Wait]) -> str:
+    def _targets(self, incarnation: str, waits: Iterable[Wait]) -> str:
         words: list[str] = []
         num = 0
         for wait in waits:
@@ -190,9 +220,9 @@ class _Drawing:
                 continue
             num += wait.num_calls
             for call in wait.calls[:_MAX_TARGETS]:
-                sent = self._sent.get((proc.scene.incarnation, call))
+                sent = self._sent_call(incarnation, call)
                 if sent is not None and call & CAST:
-                    running = self._running.get((proc.scene.incarnation, call), ())
+                    running = self._running.get((incarnation, call), ())
                     words += [f"{self._label(key)}.{sent.endpoint}" for key in running[:_MAX_TARGETS]]
                     num += max(len(running) - 1, 0)
                     if not running:
@@ -204,6 +234,13 @@ class _Drawing:
         named = words[:_MAX_TARGETS]
         return ", ".join(named) + (f" and {num - len(named)} more" if num > len(named) else "")
 
+    def _sent_call(self, incarnation: str, call: int) -> SentCall | None:
+        place = self._sent.get((incarnation, call))
+        if place is None:
+            return None
+        found: list[SentCall] = self.calls.entries("sent").make(place, place + 1)
+        return found[0]
+
     def _target(self, sent: SentCall) -> str:
         key = sent.target, sent.target_actor
         if key in self._actors:
@@ -213,35 +250,57 @@ class _Drawing:
         return f"{who}.{sent.endpoint}" if sent.endpoint else who
 
     def _label(self, key: _Key) -> str:
-        actor = self._actors.get(key)
+        actor = self._actors.get(key) if key[0] else None
         if actor is not None:
-            return f"{actor.name}[{actor.rank}]"
-        proc = self._by_incarnation.get(key[0])
-        if proc is None:
+            actors = self.calls.entries("actors")
+            return f"{actors.column('name')[actor]}[{actors.column('rank')[actor]}]"
+        place = self._by_incarnation.get(key[0])
+        if place is None:
             return "an unknown process"
-        return f"program on {proc.host}" if proc.mesh == PROGRAM_MESH else f"a thread of {_where(proc)}"
+        if self._meshes[place] == PROGRAM_MESH:
+            return f"program on {self._hosts[place]}"
+        return f"a thread of {self._where(place)}"
+
+    def _where(self, place: int) -> str:
+        host = self._hosts[place]
+        return host if self._meshes[place] == PROGRAM_MESH else f"r{self._ranks[place]} {host}"
 
     # ---- waits and deadlocks ----
 
     def _edges(self) -> dict[_Key, list[_Edge]]:
         edges: dict[_Key, list[_Edge]] = {}
-        for proc in self._procs:
-            if proc.state == "ended":
-                continue  # calls to a dead proc fail
-            for wait in proc.scene.waits:
-                # Threads outside of actors do not wait for each other.
-                if wait.actor == "0":
-                    continue
-                for number in wait.calls:
-                    sent = self._sent.get((proc.scene.incarnation, number))
-                    if sent is not None:
-                        running = self._running.get((proc.scene.incarnation, number), [])
-                        # For a cast, only the callees that run it are known; the others may have answered or not begun.
-                        targets = running if number & CAST else [(sent.target, sent.target_actor)]
-                        edges.setdefault((proc.scene.incarnation, wait.actor), []).extend(
-                            _Edge(target, bool(running), wait.age_s) for target in targets
-                        )
+        waits, sent = self.calls.entries("waits"), self.calls.entries("sent")
+        states = spread(self._states, self.calls.lengths("waits"))
+        targets = list(zip(sent.column("target"), sent.column("target_actor"), strict=True))
+        keys = self._keys("waits", "actor")
+        columns = zip(keys, states, waits.column("calls"), waits.column("age_s"), strict=True)
+        for key, state, numbers, age_s in columns:
+            # Calls to a dead proc fail; threads outside of actors do not wait for each other.
+            if state == "ended" or key[1] == "0":
+                continue
+            for number in numbers_of(numbers):
+                call = key[0], number
+                place = self._sent.get(call)
+                if place is not None:
+                    running = self._running.get(call, [])
+                    # For a cast, only the callees that run it are known; the others may have answered or not begun.
+                    some = running if number & CAST else [targets[place]]
+                    edges.setdefault(key, []).extend(_Edge(target, bool(running), age_s) for target in some)
         return edges
+
+
+def _each_once(reports: CallsSeen) -> CallsSeen:
+    """Leave out processes that have been reported before: programs on the head's machine are read, and may answer."""
+    named = [one for one in reports.processes.column("incarnation") if one]
+    if len(named) == len(set(named)):
+        return reports
+    known: set[str] = set()
+    kept: list[ProcCalls] = []
+    for one in reports:
+        if not one.scene.incarnation or one.scene.incarnation not in known:
+            kept.append(one)
+            known.add(one.scene.incarnation)
+    return CallsSeen.of(kept)
 
 
 def find_rings(edges: Mapping[_Key, Sequence[_Edge]]) -> list[list[_Key]]:
@@ -282,18 +341,16 @@ def _peel(edges: dict[_Key, list[_Edge]]) -> dict[_Key, list[_Edge]]:
         edges = kept
 
 
-def _where(proc: ProcCalls) -> str:
-    return proc.host if proc.mesh == PROGRAM_MESH else f"r{proc.rank} {proc.host}"
-
-
-def _state(proc: ProcCalls, actor: ActorSeen | None, running: Sequence[RunningCall], waits: Sequence[Wait]) -> str:
-    match proc.state:
+def _state(
+    proc_state: str, cause: str, actor: ActorSeen | None, running: Sequence[RunningCall], waits: Sequence[Wait]
+) -> str:
+    match proc_state:
         case "ended":
-            return f"dead: {proc.cause}"
+            return f"dead: {cause}"
         case "stopped":
             return "stopped by a signal"
         case "starting" | "stopping":
-            return proc.state
+            return proc_state
     if actor is not None and actor.state == "failed":
         return f"failed: {actor.cause}"
     if actor is not None and actor.state == "spawned":

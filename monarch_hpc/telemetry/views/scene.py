@@ -13,6 +13,7 @@ from monarch_hpc.telemetry.reading import (
     DecodedRecord,
     Memory,
     read_header,
+    read_names,
     read_open_calls,
     read_table,
     read_waits,
@@ -54,7 +55,7 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
     problem, incarnation = read_header(memory)
     if problem:
         return Scene(problem, "", [], [], [], [], 0, [])
-    look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
+    look = parse_names(read_names(memory))
 
     def age_s(t: int) -> float:
         return round(max(now_ns - t, 0) * _NS, 6)
@@ -99,7 +100,7 @@ def read_memory_use(memory: Memory, now_ns: int | None = None) -> MemoryUse:
     problem, _incarnation = read_header(memory)
     if problem:
         return MemoryUse(problem, [], [])
-    look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
+    look = parse_names(read_names(memory))
     by_mark = {record.actor: record for record in _actors(memory)}
     lent = []
     table = memory(layout.LENT_AT, (layout.NUM_ACTORS + 1) * LENT.size)

@@ -19,6 +19,7 @@ class Ask(Message):
         where: values by column: other rows are not wanted.
         timeout_s: how long the asking process waits; whatever is missing then is named in its answer.
         pieces: a question in SQL that hosts answer, see `wire.tables.pieces.HostQuestion`; empty for rows of the table.
+        parts: those parts of rows that are wanted, if they have parts, see `wire.tables.calls`; empty for all.
     """
 
     ticket: int
@@ -26,6 +27,7 @@ class Ask(Message):
     where: dict[str, object]
     timeout_s: float
     pieces: str = field(default="", kw_only=True)
+    parts: list[str] = field(default_factory=list, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

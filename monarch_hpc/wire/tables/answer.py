@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
@@ -28,7 +28,7 @@ def answer(question: Ask, source: str, sources: Sources, max_bytes: int = _PROGR
         max_bytes: limit on rows of the past, of which the latest are taken.
     """
     if not question.pieces:
-        rows, is_cut = _fit(question.table, sources, question.where, max_bytes)
+        rows, is_cut = _fit(question.table, sources, question.where, max_bytes, question.parts)
         return Portion(source, rows, cut=is_cut)
     asked = parse_question(question.pieces)
     found: dict[str, str] = {}
@@ -40,9 +40,11 @@ def answer(question: Ask, source: str, sources: Sources, max_bytes: int = _PROGR
     return Portion(source, AnswerPart(rows=found, cut=name_cut(source, cut)).render(), cut=bool(cut))
 
 
-def _fit(name: str, sources: Sources, where: Mapping[str, object], max_bytes: int) -> tuple[str, bool]:
-    read, table = sources.get(name), TABLES[name]
-    return ("[]", False) if read is None else table.fit(read(), where, max_bytes if table.history else None)
+def _fit(
+    name: str, sources: Sources, where: Mapping[str, object], max_bytes: int, parts: Collection[str] = ()
+) -> tuple[str, bool]:
+    read, table = sources.get(name, tuple), TABLES[name]
+    return table.fit(read(), where, max_bytes if table.history else None, parts)
 
 
 @dataclass(slots=True)

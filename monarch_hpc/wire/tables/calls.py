@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, overload
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.wire.tables.columns import Block, Entries, render_block, starts_of
 from monarch_hpc.wire.tables.procs import RunProcess
 from monarch_hpc.wire.tables.schema import Table
 
@@ -12,6 +16,7 @@ __all__ = [
     "CALLS",
     "PROGRAM_MESH",
     "ActorSeen",
+    "CallsSeen",
     "EndpointCount",
     "ProcCalls",
     "RunningCall",
@@ -154,9 +159,167 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class ProcCalls(RunProcess):
-    """The calls of one process."""
+    """The calls of one process, and what it uses of its host."""
 
     scene: Annotated[Scene, "its actors, and the calls that they run, have sent and wait for"]
+    rss_bytes: Annotated[int, "its resident memory, in bytes; 0 if it has ended"] = 0
+    cpu_s: Annotated[float, "CPU time of all its threads so far, in seconds; 0 if it has ended"] = 0.0
 
 
-CALLS = Table("calls", ProcCalls, "What processes of runs do: their actors, calls and waits.")
+@dataclass(frozen=True, slots=True)
+class _Process(RunProcess):
+    """A process without the lists of its scene, whose entries follow those of the processes before.
+
+    Args:
+        num_reported: those of its *num_sent* calls that are entries.
+    """
+
+    rss_bytes: int
+    cpu_s: float
+    problem: str
+    incarnation: str
+    num_sent: int
+    num_actors: int
+    num_running: int
+    num_waits: int
+    num_reported: int
+    num_endpoints: int
+
+
+_LISTS: Mapping[str, tuple[str, type]] = {
+    "actors": ("num_actors", ActorSeen),
+    "running": ("num_running", RunningCall),
+    "waits": ("num_waits", Wait),
+    "sent": ("num_reported", SentCall),
+    "endpoints": ("num_endpoints", EndpointCount),
+}
+"""The lists of a scene, each with the column of its length, and the class of its entries. Questions may be about some
+of them: the others are empty then."""
+
+
+def _render(rows: Sequence[ProcCalls], parts: Collection[str] = _LISTS) -> list[Block]:
+    processes = []
+    for row in rows:
+        scene = row.scene
+        lengths = [len(getattr(scene, name)) if name in parts else 0 for name in _LISTS]
+        first = (row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, row.rss_bytes, row.cpu_s)
+        processes.append(_Process(*first, scene.problem, scene.incarnation, scene.num_sent, *lengths))
+    blocks = [render_block(_Process, processes)]
+    for name, (_, cls) in _LISTS.items():
+        own = [entry for row in rows for entry in getattr(row.scene, name)] if name in parts else []
+        blocks.append(render_block(cls, own))
+    return blocks
+
+
+class CallsSeen(Sequence[ProcCalls]):
+    """The calls of many processes, as columns: an object is made of a process or call when it is looked at.
+
+    Args:
+        portions: blocks of processes and of each of their lists, see `parse`.
+
+    Raises:
+        FrameError: they are something else; likewise when a value is looked at that is of another type.
+    """
+
+    def __init__(self, portions: Sequence[Sequence[object]]) -> None:
+        columns = list(zip(*portions, strict=True)) if portions else [()] * (1 + len(_LISTS))
+        self.processes: Entries[_Process] = Entries(_Process, columns[0], "processes")
+        self._entries: dict[str, Entries[Any]] = {}
+        self._starts: dict[str, list[int]] = {}
+        for (name, (length, cls)), blocks in zip(_LISTS.items(), columns[1:], strict=True):
+            self._entries[name] = Entries(cls, blocks, name)
+            place = self.processes.place(length)
+            for process, block in zip(columns[0], blocks, strict=True):
+                _check_length(process, place, block, name)
+
+    @classmethod
+    def of(cls, rows: Sequence[ProcCalls]) -> CallsSeen:
+        """The calls of processes that are objects already."""
+        return rows if isinstance(rows, CallsSeen) else cls([_render(rows)])
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> CallsSeen:
+        """The calls of the processes that `CALLS` has rendered, in one text or in several."""
+        portions = []
+        for text in texts:
+            try:
+                blocks = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise FrameError(f"rows of calls are not JSON: {error}") from error
+            if type(blocks) is not list or len(blocks) != 1 + len(_LISTS):
+                raise FrameError(f"rows of calls are not {1 + len(_LISTS)} blocks: {text:.80}")
+            portions.append(blocks)
+        return cls(portions)
+
+    def __len__(self) -> int:
+        return len(self.processes)
+
+    @overload
+    def __getitem__(self, place: int) -> ProcCalls: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[ProcCalls]: ...
+
+    def __getitem__(self, place: int | slice) -> ProcCalls | list[ProcCalls]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        (one,) = self.processes.make(place, place + 1)
+        first = (one.run, one.mesh, one.rank, one.host, one.pid, one.state, one.cause)
+        lists = {name: self.list_of(name, place) for name in _LISTS}
+        return ProcCalls(
+            *first, Scene(one.problem, one.incarnation, num_sent=one.num_sent, **lists), one.rss_bytes, one.cpu_s
+        )
+
+    def __iter__(self) -> Iterator[ProcCalls]:
+        return (self[place] for place in range(len(self)))
+
+    def check(self, names: Iterable[str]) -> None:
+        """Look at all values of processes and of some of their lists, so that none is found to be wrong later."""
+        self.processes.check()
+        for name in names:
+            self._entries[name].check()
+
+    def entries(self, name: str) -> Entries[Any]:
+        """The entries of a list of the scenes of all processes."""
+        return self._entries[name]
+
+    def lengths(self, name: str) -> list[int]:
+        """The length of that list, of each process."""
+        return self.processes.column(_LISTS[name][0])
+
+    def list_of(self, name: str, place: int) -> list[Any]:
+        """That list of one process."""
+        if name not in self._starts:
+            self._starts[name] = starts_of(self.lengths(name))
+        starts = self._starts[name]
+        return self._entries[name].make(starts[place], starts[place + 1])
+
+
+def _check_length(process: Block, place: int, block: Block, name: str) -> None:
+    """Check that the processes of one answer have as many entries as there are."""
+    lengths, num = process[place], process[0]
+    if type(lengths) is not list:
+        lengths = [lengths] * num
+    if not {int}.issuperset(map(type, lengths)) or min(lengths, default=0) < 0 or sum(lengths) != block[0]:
+        raise FrameError(f"{num} processes have {block[0]} {name}, not {lengths!s:.80}")
+
+
+class _CallsTable(Table[ProcCalls]):
+    """The table of calls, whose rows travel as columns."""
+
+    def fit(
+        self,
+        rows: Iterable[ProcCalls],
+        where: Mapping[str, object],
+        max_bytes: int | None,
+        parts: Collection[str] = (),
+    ) -> tuple[str, bool]:
+        chosen = [row for row in rows if self.chooses(row, where)]
+        return json.dumps(_render(chosen, parts or _LISTS), separators=(",", ":")), False
+
+    def read(self, text: str) -> list[ProcCalls]:
+        return list(CallsSeen.parse([text]))
+
+
+CALLS = _CallsTable("calls", ProcCalls, "What processes of runs do: their actors, calls and waits.")
+"""The table of the processes of all runs."""

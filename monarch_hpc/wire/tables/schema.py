@@ -95,12 +95,15 @@ class Table(Generic[R]):
         """
         return self.fit(rows, where, None)[0]
 
-    def fit(self, rows: Iterable[R], where: Mapping[str, object], max_bytes: int | None) -> tuple[str, bool]:
+    def fit(
+        self, rows: Iterable[R], where: Mapping[str, object], max_bytes: int | None, parts: Collection[str] = ()
+    ) -> tuple[str, bool]:
         """Return as many of *rows* as fit into *max_bytes*, `MAX_ROWS` at most, as text, and whether some are missing.
 
         Args:
             where: as for `render`.
             max_bytes: None for all rows.
+            parts: see `wire.control.questions.Ask`.
         """
         texts: list[str] = []
         num_bytes = 2

@@ -249,9 +249,10 @@ def test_a_saved_file_needs_no_server(browser: Browser, pids: list[int], tmp_pat
 
 def test_10_000_cells_and_2_000_lines(browser: Browser, tmp_path: Path) -> None:
     states = ["ready", "ready", "ready", "stopped", "ended"]
+    rows = [ProcRow("run", 1, rank, f"n{rank // 8}", rank, states[rank % 5], "", 1, 0.0) for rank in range(10_000)]
     procs = [
-        ProcSeen("dev", ProcRow("run", 1, rank, f"n{rank // 8}", rank, states[rank % 5], "", 1, 0.0), 0.5, ())
-        for rank in range(10_000)
+        ProcSeen(("dev", one.host, one.run, one.mesh, one.rank, one.pid), lambda one=one: (one, 0.5, ()))  # type: ignore[misc]
+        for one in rows
     ]
     store = MetricStore()
     store.add(

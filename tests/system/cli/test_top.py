@@ -176,6 +176,7 @@ def shows_stack(screen: Screen) -> bool:
 def test_keys_in_a_terminal(procs: ProcMesh, width: int, height: int) -> None:
     with opened(width, height) as screen:
         screen.wait_for("sleeper[2].doze")
+        screen.wait_for("r05")  # further down: a screen comes in several pieces
         text = screen.text
         assert b"local0" in text and b"r05" in text and b"q quit" in text
         assert b"]0;owned\x07" not in text and b"\x1b[31m<script>" not in text

@@ -67,6 +67,33 @@ def test_metrics_of_all_kinds_of_numbers(records: Records) -> None:
     ]
 
 
+def test_the_second_of_a_kind_is_recorded_as_the_first(records: Records) -> None:
+    values = [2, 2.5, True, np.float32(0.5), np.float64(0.1), np.int8(-7), np.bool_(1), np.array(3)]
+    tags: list[dict[str, Any]] = [{}, {"a": 1}, {"a": True}, {"a": 1.0}, {"a": "1"}, {"a": 1, "b": 2}, {"b": 2, "a": 1}]
+    expected = []
+    for _ in range(2):
+        for value in values:
+            for some in tags:
+                log_metric("x", value, step=5, **some)  # type: ignore[arg-type]  # NumPy's are numbers, too
+                expected.append(("x", float(value), 5, some))  # type: ignore[arg-type]
+    assert records.metrics == expected
+    assert [[*map(type, cast(Any, one[-1]).values())] for one in records.metrics] == [
+        [type(some[tag]) for tag in sorted(some)] for *_, some in expected
+    ]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_value_that_is_refused_leaves_no_gap(records: Records, plain: bool) -> None:
+    memory = Recorder(plain=plain)
+    cast(Any, Runtime.current).recorder = memory
+    for good, bad in ((1.0, np.ones(2)), (np.array(1), np.ones(2)), (2, 10**400), (2, np.str_("1"))):
+        log_metric("x", good)
+        with pytest.raises((TypeError, OverflowError)):
+            log_metric("x", bad)
+    found = read_ring(lambda at, size: memory.memory[at : at + size], layout.METRICS)
+    assert [(one.seq, one.number) for one in found] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+
+
 class OnDevice:
     is_cpu = False
     device: object = "cuda:1"

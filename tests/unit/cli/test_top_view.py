@@ -8,25 +8,23 @@ from dataclasses import replace
 import pytest
 
 from monarch_hpc.cli.tables.top_view import Sighting, TopScreen, clip, lines_of, see
-from monarch_hpc.wire.tables.calls import ActorSeen, ProcCalls, RunningCall, Scene
-from monarch_hpc.wire.tables.procs import ProcRow
+from monarch_hpc.telemetry.views.picture import Picture, Row
+from monarch_hpc.wire.tables.calls import ActorSeen, CallsSeen, ProcCalls, RunningCall, Scene
 
 HOSTILE = "\x1b]0;x\x07<script>\u202e\u4e2d"
 
 
 def snapshot(num_hosts: int, per_host: int, cpu_s: float = 1.0, before: Sighting | None = None) -> Sighting:
-    calls, procs = [], []
+    calls = []
     for rank in range(num_hosts * per_host):
         host = f"n{rank // per_host:02d}"
         actor = ActorSeen("1a0", HOSTILE if rank == 1 else "trainer", rank, "ready", "", 1.0)
         running = [RunningCall("1a0", "step", 5, "f", "login", 65.0, 0.0)] if rank % 2 else []
         scene = Scene("", f"{rank:x}", [actor], running, [], [], 0, [])
         state, cause = ("ended", "it was killed by SIGKILL") if rank == 2 else ("ready", "")
-        row = "run", 1, rank, host, 1000 + rank, state, cause
-        calls.append(ProcCalls(*row, scene))
-        procs.append(ProcRow(*row, 3 << 20, cpu_s))
-    known = {proc.key: proc for proc in before.procs} if before is not None else {}
-    return Sighting(see("dev", calls, procs, known, 2.0)[0], ["deadlock: a -> b -> a"], 1.0)
+        calls.append(ProcCalls("run", 1, rank, host, 1000 + rank, state, cause, scene, 3 << 20, cpu_s))
+    now_s = 3.0 if before is not None else 1.0
+    return see({"dev": CallsSeen.of(calls)}, ["deadlock: a -> b -> a"], before or Sighting(), now_s)
 
 
 def test_a_tree_of_hosts_procs_and_actors() -> None:
@@ -113,6 +111,26 @@ def shown(screen: TopScreen, seen: Sighting) -> str:
 )
 def test_texts_are_cut_and_filled(text: str, width: int, expected: str) -> None:
     assert clip(text, width) == expected
+
+
+def test_only_procs_that_are_shown_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+    rows_of = Picture.rows_of
+
+    def count(picture: Picture, place: int) -> list[Row]:
+        looked_at.append(place)
+        return rows_of(picture, place)
+
+    monkeypatch.setattr(Picture, "rows_of", count)
+    screen, seen = TopScreen(), snapshot(64, 8)
+    assert not looked_at
+    for _ in range(2):
+        screen.render(seen, 80, 20)  # 17 lines: two hosts with their procs, or a part of them
+        assert sorted(looked_at) == [*range(16)]
+    screen.press("/", seen)
+    screen.press("9", seen)
+    screen.render(seen, 80, 20)
+    assert len(looked_at) == 512  # each of them once
 
 
 def test_a_large_mesh_costs_little() -> None:

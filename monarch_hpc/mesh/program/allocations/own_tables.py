@@ -27,7 +27,8 @@ def own_tables(runtime: Runtime, run: str) -> Sources:
     def calls() -> Iterator[ProcCalls]:
         memory = runtime.recorder.memory
         scene = read_scene(lambda at, size: memory[at : at + size])
-        yield ProcCalls(run, PROGRAM_MESH, 0, host, pid, "ready", "", scene)
+        used = read_resident_bytes(pid), read_cpu_s(pid)
+        yield ProcCalls(run, PROGRAM_MESH, 0, host, pid, "ready", "", scene, *used)
 
     def memory() -> Iterator[ProcMemory]:
         records = runtime.recorder.memory

@@ -10,6 +10,7 @@ from monarch_hpc.wire.control.questions import AskHosts, Portion, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunOpened, RunTaken
 from monarch_hpc.wire.proc_key import ProcKey
+from monarch_hpc.wire.tables.calls import CALLS
 from tests.unit.agent.head.test_head import Party, World, spawn
 
 LOST = "killed by SIGKILL"
@@ -133,6 +134,6 @@ def test_finish_ends_no_run_whose_procs_may_work(world: World) -> None:
     world.head.on_client_lost(program, LOST)
     for _ in range(3):  # hosts that do not answer may have procs that work
         (asked,) = [message for message in world.agents[0].take() if isinstance(message, AskHosts)]
-        world.head.on_agent(world.agents[0], Rows(asked.ticket, [Portion("host n0", "[]")], [], []))
+        world.head.on_agent(world.agents[0], Rows(asked.ticket, [Portion("host n0", CALLS.render([], {}))], [], []))
         world.clock.advance(1.0)
     assert sent(world, CloseRun) == [[], []]

@@ -63,7 +63,8 @@ def test_what_are_no_rows_is_an_error(text: str, words: str) -> None:
 def test_a_process_answers_for_the_tables_that_it_has() -> None:
     sources = {"procs": lambda: ROWS}
     assert PROCS.read(answer(Ask(1, "procs", {"rank": 2}, 1.0), "host n1", sources).rows) == [ROWS[2]]
-    assert answer(Ask(1, "calls", {}, 1.0), "host n1", sources).rows == "[]"
+    assert CALLS.read(answer(Ask(1, "calls", {}, 1.0), "host n1", sources).rows) == []
+    assert answer(Ask(1, "memory", {}, 1.0), "host n1", sources).rows == "[]"
 
 
 def test_the_two_tables_have_the_identity_of_a_process_in_common() -> None:
