@@ -15,7 +15,7 @@ import torch
 
 from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
-from monarch_hpc.tensor import fetch_shard, inspect, remote
+from monarch_hpc.tensor import Stream, fetch_shard, inspect, remote
 from monarch_hpc.tensor.sharded.procs import PRELOADED
 from tests.system.support.controlling import settle
 
@@ -245,3 +245,63 @@ def test_ranks_may_die_again_and_again(three: ProcMesh) -> None:
     assert inspect(x, dp=1).tolist() == [1.0, 1.0]
     x.data = x.slice_mesh(dp=1).to_mesh(three)
     assert inspect(x.reduce("dp"), dp=2).tolist() == [3.0, 3.0]
+
+
+def test_a_rank_that_dies_before_the_others_have_met_is_named_in_turn(three: ProcMesh) -> None:
+    with three.activate():
+        x: Any = torch.ones(2)
+    _kill(three, 0, x)
+    three.heal("respawn")
+    os.kill(three.procs[2].pid, signal.SIGKILL)
+    with pytest.raises(DeviceMeshError, match=r"rank 2.* died"):
+        _reduce_until_lost(torch.zeros_like(x), 1)
+    while three.heals < 2:  # where the death became known after the look at the procs
+        three.heal("respawn")
+    assert inspect(x, dp=1).tolist() == [1.0, 1.0]
+    for rank in (0, 2):
+        with pytest.raises(DeviceMeshError) as caught:
+            inspect(x, dp=rank)
+        _lost(caught, rank, "torch.float32 of shape (2,)")
+
+
+def test_captured_steps_are_recorded_again(three: ProcMesh) -> None:
+    with three.activate():
+        x: Any = torch.ones(2)
+        step = three.capture(lambda tensor: tensor * 2 + 1)
+        for _ in range(4):
+            step(x)
+        assert step.num_replays == 2
+        assert inspect(step(x), dp=1).tolist() == [3.0, 3.0]
+    _kill(three, 1, x)
+    three.heal("respawn")
+    with three.activate():
+        x.data = torch.full((2,), 2.0)
+        for rank in range(3):
+            assert inspect(step(x), dp=rank).tolist() == [5.0, 5.0]
+
+
+def test_each_stream_goes_on_with_its_values(three: ProcMesh) -> None:
+    comms = Stream("comms")
+    with three.activate():
+        x: Any = torch.ones(2)
+        with comms.activate():
+            own: Any = torch.full((2,), 3.0)
+        lent, borrow = comms.borrow(x)
+        assert inspect(lent + own, dp=2).tolist() == [4.0, 4.0]
+        borrow.drop()
+    _kill(three, 1, x)
+    three.heal("respawn")
+    assert inspect(x, dp=2).tolist() == [1.0, 1.0]
+    with pytest.raises(DeviceMeshError, match=r"stream comms.* stopped: rank 1"):
+        inspect(own, dp=2)  # once for each stream
+    assert inspect(own, dp=2).tolist() == [3.0, 3.0]
+    with pytest.raises(DeviceMeshError) as caught:
+        inspect(own, dp=1)
+    _lost(caught, 1, "torch.float32 of shape (2,)")
+    x.data = x.slice_mesh(dp=0).to_mesh(three)
+    with comms.activate(), three.activate():
+        own.data = torch.zeros(2)
+    lent, borrow = comms.borrow(x, mutable=True)
+    lent.add_(own + 1)
+    borrow.drop()
+    assert inspect(x.reduce("dp"), dp=1).tolist() == [6.0, 6.0]
