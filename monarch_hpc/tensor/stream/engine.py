@@ -118,12 +118,11 @@ class TensorEngine(EngineState):
         self.failures = Failures(config.keep_errors)
         self.recorder: FrameRecorder | None = None
         self.site_log: list[tuple[int, list[Site]]] | None = None
-        self.num_loans = 0
         self.step_begun: tuple[int, int] | None = None
         self.templates, self._lines = TemplateTable(), SiteLines()
         self._base, self._objects = 0, list[Any]()
         self._frames: deque[Sequenced] = deque()
-        self._num_unacked = self._num_holds = 0
+        self.num_loans = self._num_unacked = self._num_holds = 0
         self._armed = False
         ENGINES.add(self)
 
@@ -390,6 +389,7 @@ class TensorEngine(EngineState):
         """
         with self.lock:
             if again is None:
+                self._base += len(self.sites)  # no other operations have these numbers
                 self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
             self._frames.clear()
             self._num_unacked = 0

@@ -99,7 +99,7 @@ class TensorWorker(Actor):
         self._lending = Condition()
         self._cause = ""
         self._key = settings.key + groups.offset
-        self._seq = -1
+        self._seq, self._next_seq = -1, 0
         self._thread = 0
         self._divergence = Divergence(lambda: self._failures, lambda: self._seq, groups.is_over, self.abort)
         self.note_failed = self._divergence.note
@@ -235,6 +235,7 @@ class TensorWorker(Actor):
             grad = torch.is_grad_enabled()
             i += step.size
             seq += step.num
+        self._next_seq = seq
         torch._C._set_grad_enabled(True)
 
     def _fail(self, seq: int, error: BaseException, name: str, results: Any, written: Sequence[int]) -> None:
@@ -310,11 +311,11 @@ class TensorWorker(Actor):
 
     @endpoint
     def finish(self, specs: list[tuple[int, Any]], frames: list[LateFrame]) -> list[OpFailure]:
-        """Execute frames that may not have come here, unless their last operation was begun; return what failed."""
+        """Execute frames that may not have come here, but those that were executed; return what failed."""
         self._define_all([(number, spec) for number, spec in specs if number not in self._templates])
         failed: list[OpFailure] = []
         for ranks, base, num, objects, data in frames:
-            if self._rank in ranks and (not num or base + num > self._seq + 1):
+            if self._rank in ranks and (not num or base + num > self._next_seq):
                 failed += self._run_frame(base, objects, data, 0, self._healing.epoch)
         return failed
 

@@ -16,7 +16,9 @@ import torch
 from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
 from monarch_hpc.tensor import Stream, fetch_shard, inspect, remote
+from monarch_hpc.tensor.opening import engines_of
 from monarch_hpc.tensor.sharded.procs import PRELOADED
+from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import settle
 
 _GET_S = 60.0
@@ -202,6 +204,27 @@ def test_what_was_issued_before_a_death_is_executed_and_a_collective_with_the_de
     _lost(lost, 1, "rank 1")
 
 
+def test_what_was_never_sent_is_executed_once_by_each_rank_that_lives(three: ProcMesh) -> None:
+    with three.activate():
+        x: Any = torch.ones(2)
+        dropped = x + 1
+        del dropped
+        assert inspect(x, dp=2).tolist() == [1.0, 1.0]  # the frame ended with what drops a value
+    (engine,) = engines_of(three)
+    engine.hold(1)
+    x.add_(1)
+    os.kill(three.procs[1].pid, signal.SIGKILL)
+    wait_until("the death", lambda: engine.broken is not None)
+    engine.hold(-1)
+    num_issued = engine.num_issued
+    with pytest.raises(DeviceMeshError):
+        inspect(x)
+    three.heal("respawn")
+    for rank in (0, 2):
+        assert inspect(x, dp=rank).tolist() == [2.0, 2.0]
+    assert engine.num_issued == num_issued  # an error's number is that of one operation
+
+
 def test_a_smaller_mesh_goes_on_with_the_values_of_its_ranks(three: ProcMesh) -> None:
     with three.activate():
         place: Any = three.rank("dp")
@@ -218,6 +241,9 @@ def test_a_smaller_mesh_goes_on_with_the_values_of_its_ranks(three: ProcMesh) ->
         assert inspect((x + torch.ones(2)).reduce("dp")).tolist() == [3.0, 5.0]
         with pytest.raises(ValueError, match=r"left out ranks \[2\]"):
             last + 1
+        with pytest.raises(ValueError, match=r"left out ranks \[2\]"):
+            inspect(last)
+        assert inspect(x, dp=1).tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match=r"left out ranks \[2\]"):
         three.activate()
 
