@@ -6,6 +6,7 @@ fails there, and in collectives of it, with an error that names them, until they
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from typing import Any
 
@@ -111,6 +112,12 @@ class Rejoin:
             self._leave_out(region, dead)
         ranks.mended()
         engine.mended()
+        if replaced and engine.is_seeded:
+            shown = ", ".join(map(str, replaced))
+            text = (
+                f"the random numbers of rank {shown} of {engine.name} begin anew with its process: seed the mesh again"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _leave_out(self, region: Region, dead: list[int]) -> None:
         """Move views with dead ranks to those of them that are in *region*; others have no tensors any more."""

@@ -40,6 +40,7 @@ class EngineState:
         lost_error: the error of a value that was in a process that has died, by its `lost_root`.
         is_told: whether the program has had the error.
         remedy: what the program can do about a rank that dies, in words.
+        is_seeded: whether the program has chosen the random numbers of ranks.
         survey: asks without versions which rank has died, where others have only missed it in a collective.
     """
 
@@ -57,7 +58,7 @@ class EngineState:
         self.lost_error: Callable[[int], Exception] = KeyError
         self.remedy: Callable[[], str] = lambda: ""
         self.survey: Callable[[], None] = lambda: None
-        self.is_told = False
+        self.is_told = self.is_seeded = False
         self._abort = abort
         self._io = current_runtime().engine
 

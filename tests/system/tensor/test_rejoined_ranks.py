@@ -16,7 +16,7 @@ import torch
 from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
 from monarch_hpc.tensor import Stream, fetch_shard, inspect, remote
-from monarch_hpc.tensor.opening import engines_of
+from monarch_hpc.tensor.random import manual_seed
 from monarch_hpc.tensor.sharded.procs import PRELOADED
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import settle
@@ -210,7 +210,7 @@ def test_what_was_never_sent_is_executed_once_by_each_rank_that_lives(three: Pro
         dropped = x + 1
         del dropped
         assert inspect(x, dp=2).tolist() == [1.0, 1.0]  # the frame ended with what drops a value
-    (engine,) = engines_of(three)
+    engine = x._h.view.engine
     engine.hold(1)
     x.add_(1)
     os.kill(three.procs[1].pid, signal.SIGKILL)
@@ -288,6 +288,20 @@ def test_a_rank_that_dies_before_the_others_have_met_is_named_in_turn(three: Pro
         with pytest.raises(DeviceMeshError) as caught:
             inspect(x, dp=rank)
         _lost(caught, rank, "torch.float32 of shape (2,)")
+
+
+def test_random_numbers_that_begin_anew_are_not_silent(three: ProcMesh) -> None:
+    with three.activate():
+        x: Any = torch.ones(2)
+        manual_seed(3)
+    _kill(three, 1, x)
+    three.heal("respawn")
+    with pytest.warns(RuntimeWarning, match="random numbers of rank 1 of .* begin anew"):
+        inspect(x)
+    with three.activate():
+        manual_seed(3)
+        drawn = torch.rand(2)
+        assert inspect(drawn, dp=1).tolist() == inspect(drawn, dp=0).tolist()
 
 
 def test_captured_steps_are_recorded_again(three: ProcMesh) -> None:
