@@ -24,6 +24,7 @@ from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.custom_functions import carry_custom_functions
 from monarch_hpc.tensor.healing.ranks import Ranks
 from monarch_hpc.tensor.healing.recovery import Recovery
+from monarch_hpc.tensor.healing.rejoin import Rejoin
 from monarch_hpc.tensor.local.mesh import LocalMesh
 from monarch_hpc.tensor.operations import MeshOperations
 from monarch_hpc.tensor.ops.proxy import MeshTensor
@@ -81,13 +82,18 @@ class _Opened:
         self.engine = TensorEngine(key, f"{root!r}{shown}", config, abort)
         self.ranks = Ranks(self.engine, root, _in_a_row(self._workers, ranks), in_a_row, abort, config.fence_s)
         self.engine.survey = self.ranks.survey
+        rejoin = Rejoin(self.engine, self.ranks)
+        self.engine.rejoins, self.engine.lost_error = rejoin.run, rejoin.lost_error
+        self.engine.remedy = rejoin.remedy
         self.ranks.watch(ranks)
 
     def view_at(self, region: Region) -> View:
         """The view of some of the ranks."""
+        if self.engine.broken is not None:
+            self.engine.rejoins(region)
         view = self.engine.views.get((region, False))
         if view is None:
-            self._check_present(region)
+            self.engine.check_present(tuple(region.base_ranks()))
             workers = self._workers._viewing(region)
             view = self.engine.views[region, False] = View(self.engine, region, workers, self._operations)
         return view
@@ -96,26 +102,13 @@ class _Opened:
         """The view of the tensors that are sharded over some of the ranks."""
         view = self.engine.views.get((region, True))
         if view is None:
-            self._check_present(region)
+            self.engine.check_present(tuple(region.base_ranks()))
             workers = self._workers._viewing(region)
             view = View(self.engine, region, workers, self._sharded)
             spec = MeshSpec(self.engine.key, region.extent.names, region.extent.shape, view.ranks, torch.initial_seed())
             view.mesh = self.engine.templates.define(("mesh", region), lambda: spec)
             self.engine.views[region, True] = view
         return view
-
-    def _check_present(self, region: Region) -> None:
-        """Refuse ranks that a heal has left out.
-
-        Raises:
-            ValueError: there are some.
-        """
-        missing = sorted(self.engine.left_out.intersection(region.base_ranks()))
-        if missing:
-            raise ValueError(
-                f"a heal has left out ranks {missing} of {self.engine.name}: use the mesh that heal_mesh has returned, "
-                "or its procs"
-            )
 
 
 _NEVER_S = 1e9

@@ -147,7 +147,8 @@ class MeshOperations:
             value = put(value, view)
         check_use(tensor, writes=True)
         check_use(value)
-        view.engine.emit(view, [records.SET_DATA, tensor._h.number, value._h.number])
+        kind = 0 if not tensor._m.grads else 1 if tensor._m.leaf else 2
+        view.engine.emit(view, [records.SET_DATA, tensor._h.number, value._h.number, kind])
         share(tensor, value)
         meta = value._m
         tensor._m = meta.with_grads(tensor._m.grads, leaf=tensor._m.leaf)

@@ -43,6 +43,7 @@ def manual_seed(seed: int, *, per_rank: ProcMesh | None = None) -> None:
     """
     check_number("seed", seed, least=0)
     _seed(seed, None if per_rank is None else _place(per_rank))
+    _note_chosen()
 
 
 def get_state() -> MeshTensor:
@@ -59,6 +60,14 @@ def get_state() -> MeshTensor:
 def set_state(state: MeshTensor) -> None:
     """Return the generators of the ranks to a state from `get_state`."""
     _set(state)
+    _note_chosen()
+
+
+def _note_chosen() -> None:
+    """Note that the program has chosen the random numbers of ranks: a replaced one is worth a warning."""
+    view = active_view()
+    if view is not None:
+        view.engine.is_seeded = True
 
 
 def _place(mesh: ProcMesh) -> MeshTensor:

@@ -63,8 +63,10 @@ def check_readable(view: View) -> None:
     Raises:
         DeviceMeshError: a rank is gone.
         TypeError: a step is being captured.
+        ValueError: a heal has left out a rank.
     """
     view.engine.check()
+    view.engine.check_present(view.ranks)
     if view.engine.recorder is not None:
         view.engine.recorder.refuse_read()
 

@@ -53,6 +53,7 @@ class DeviceMeshError(MonarchError):
         last_lines: what its process wrote last; empty if that is unknown.
         version: the version at which a healed mesh goes on; -1 if it cannot be healed.
         stacks: where ranks were, by rank, if one is ``stuck``: the stack of each that executed something.
+        remedy: what to do, in words; empty for what the version implies.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class DeviceMeshError(MonarchError):
         last_lines: Sequence[str] = (),
         version: int = -1,
         stacks: Mapping[int, str] = MappingProxyType({}),
+        remedy: str = "",
     ) -> None:
-        super().__init__(mesh, kind, rank, cause, host, last_lines, version, dict(stacks))
+        super().__init__(mesh, kind, rank, cause, host, last_lines, version, dict(stacks), remedy)
         self.mesh = mesh
         self.kind = kind
         self.rank = rank
@@ -75,6 +77,7 @@ class DeviceMeshError(MonarchError):
         self.last_lines = tuple(last_lines)
         self.version = version
         self.stacks = dict(stacks)
+        self.remedy = remedy
 
     def __str__(self) -> str:
         rank = f"rank {self.rank}" if self.rank >= 0 else "the mesh"
@@ -84,4 +87,6 @@ class DeviceMeshError(MonarchError):
             return f"tensors of {self.mesh} are lost: {self.cause}"
         if self.version >= 0:
             return f"the tensors of {self.mesh} stopped at version {self.version}: {what}; heal_mesh(mesh) repairs it"
+        if self.remedy:
+            return f"the tensors of {self.mesh} stopped: {what}; {self.remedy}"
         return f"the tensors of {self.mesh} are gone: {what}; spawn procs again and load the last checkpoint"

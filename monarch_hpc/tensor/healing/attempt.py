@@ -98,7 +98,7 @@ class HealAttempt:
         digests = ranks.ask_each("restore", {rank: ((order,), {}) for rank, order in orders.items()})
         self._verify({rank: digests[rank] for rank in world}, held, plan, meshes)
         if left_out or joined:
-            self._move(left_out, joined, meshes)
+            self._move(region, left_out, joined, meshes)
         ranks.mended()
         self._engine.mended(recovery.to_issue_again())
         recovery.mended()
@@ -117,7 +117,7 @@ class HealAttempt:
         smaller = smaller_regions(self._region, dead) if shrinks else []
         for region in smaller:
             left_out = frozenset(self._region.base_ranks()) - frozenset(region.base_ranks())
-            parts = self._meshes_without(meshes, left_out)
+            parts = self._meshes_without(meshes, region, left_out)
             plan = plan_fill(held, [rank for rank in blank if rank not in left_out], parts, kept, loads=loads)
             found.append(_Layout(region, left_out, (), parts, plan))
             if not plan.lost_state:
@@ -125,7 +125,7 @@ class HealAttempt:
         if found:
             return found[0]
         rank = min(dead)
-        why = "no row is without a dead rank" if shrinks else "the policy does not shrink it"
+        why = "the ranks that live do not make up a row" if shrinks else "the policy does not shrink it"
         cause = f"its procs could not be started: {dead[rank]}; {why}"
         raise DeviceMeshError(self._engine.name, "died", rank, cause)
 
@@ -163,23 +163,31 @@ class HealAttempt:
         asked = [(rank, self._ranks.begin_asking([rank], "propagated", numbers)) for rank, numbers in sources.items()]
         return lambda: {number: packed for rank, wait in asked for number, packed in wait()[rank].items()}
 
-    def _meshes_without(self, meshes: dict[int, MeshSpec], left_out: frozenset[int]) -> dict[int, MeshSpec]:
+    def _smaller(self, view: View, region: Region, left_out: frozenset[int]) -> Region | None:
+        """What is left of a view; None if its ranks do not make up whole rows of it any more."""
+        return region if view.region == self._region else region_without(view.region, left_out)
+
+    def _meshes_without(
+        self, meshes: dict[int, MeshSpec], region: Region, left_out: frozenset[int]
+    ) -> dict[int, MeshSpec]:
         """What is left of the parts of the mesh that have sharded tensors; without those of which nothing is left."""
         found: dict[int, MeshSpec] = {}
         for view in self._engine.views.values():
-            smaller = region_without(view.region, left_out) if view.mesh else None
+            smaller = self._smaller(view, region, left_out) if view.mesh else None
             if smaller is not None:
                 sizes, ranks = smaller.extent.shape, tuple(smaller.base_ranks())
                 found[view.mesh] = meshes[view.mesh]._replace(sizes=sizes, ranks=ranks)
         return found
 
-    def _move(self, left_out: frozenset[int], joined: tuple[int, ...], meshes: dict[int, MeshSpec]) -> None:
-        """Move all views, and so their tensors, to the ranks that they have from here on."""
+    def _move(
+        self, whole: Region, left_out: frozenset[int], joined: tuple[int, ...], meshes: dict[int, MeshSpec]
+    ) -> None:
+        """Move all views, and so their tensors, to the ranks that they have from here on, of the mesh *whole*."""
         engine = self._engine
         with engine.lock:
             views, engine.views = engine.views, {}
             for (_, is_sharded), view in views.items():
-                region = self._larger(view, joined) if joined else region_without(view.region, left_out)
+                region = self._larger(view, joined) if joined else self._smaller(view, whole, left_out)
                 if region is None:
                     view.dead.clear()  # nobody has its tensors
                     continue

@@ -58,8 +58,8 @@ def heal_mesh(
 
     Args:
         mesh: the mesh.
-        policy: what to try, as of `monarch_hpc.heal_mesh`. ``shrink`` leaves out rows along one dimension: that of
-            which no state is lost, and where most ranks are left; what was split over them is split over the others.
+        policy: what to try, as of `monarch_hpc.heal_mesh`. ``shrink`` makes it smaller along one dimension: that of
+            which no state is lost, and where most ranks are left; what was split over it is split over fewer ranks.
         timeout: seconds for procs to come back; None for config key `procs.heal_s`.
         rewind: whether the program handles it itself that more is lost than its last batch: it has to go on at
             `Mesh.version`.

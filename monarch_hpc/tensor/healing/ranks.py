@@ -15,9 +15,10 @@ from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.healing.shrink import flat_region
 from monarch_hpc.tensor.stream.engine import TensorEngine
-from monarch_hpc.tensor.stream.holdings import RankStatus, WorkerPlace
+from monarch_hpc.tensor.stream.holdings import LateFrame, RankStatus, WorkerPlace
 from monarch_hpc.tensor.worker.actor import TensorWorker
 from monarch_hpc.tensor.worker.control import TensorControl
+from monarch_hpc.tensor.worker.report import OpFailure
 from monarch_hpc.transport.address import parse_address
 
 __all__ = ["RankLost", "Ranks"]
@@ -163,14 +164,9 @@ class Ranks:
             cause: why.
             stacks: whether to ask first where they are.
         """
-        self.gone.clear()
-        engine = self._engine
-        with engine.lock:
-            engine.epoch += 1
-        now = self.incarnations()
-        for rank, incarnation in self.whole.items():
-            if now[rank] != incarnation:
-                self.gone[rank] = DeviceMeshError(engine.name, "died", rank, "its proc was started again")
+        with self._engine.lock:
+            self._engine.epoch += 1
+        self.note_replaced()
         self.places = self._each_of("place", self.left, (), of_control=True) if stacks else {}
         statuses = self._statuses(cause)
         for rank, error in list(self.gone.items()):
@@ -179,14 +175,43 @@ class Ranks:
                 self.gone[rank] = error
         return statuses
 
+    def note_replaced(self) -> list[int]:
+        """Note which ranks have other processes than those that held the state; forget other losses."""
+        self.gone.clear()
+        now = self.incarnations()
+        for rank, incarnation in self.whole.items():
+            if now[rank] != incarnation:
+                self.gone[rank] = DeviceMeshError(self._engine.name, "died", rank, "its proc was started again")
+        return list(self.gone)
+
+    def look(self) -> list[int]:
+        """Note which ranks have died that were not replaced, and return them."""
+        replaced = set(self.note_replaced())
+        self._each_of("place", self.world, (), of_control=True)
+        return [rank for rank in self.gone if rank not in replaced]
+
+    def finish(self, cause: str, specs: list[tuple[int, Any]], frames: list[LateFrame]) -> dict[int, list[OpFailure]]:
+        """End the collectives of this epoch, and have ranks execute what was issued in it; return what failed in it."""
+        return self._answers("finish", (specs, frames), (cause, self._engine.epoch))
+
     def _statuses(self, cause: str) -> dict[int, RankStatus]:
-        """Have ranks stop; wait for those that execute further operations meanwhile, as others have left them."""
+        """Have ranks stop."""
+        epoch = self._engine.epoch
+        return self._answers("heal", ("status", epoch), (cause, epoch - 1))
+
+    def _answers(self, method: str, arguments: tuple[Any, ...], aborts: tuple[str, int]) -> dict[int, Any]:
+        """Call the ranks that are left; wait for those that execute further operations meanwhile, as others have left.
+
+        Args:
+            method: of the workers; to call it twice does no harm.
+            arguments: its arguments.
+            aborts: see `_each_of`.
+        """
         before = dict(self.places)
-        statuses: dict[int, RankStatus] = {}
-        left, epoch = self.left, self._engine.epoch
+        statuses: dict[int, Any] = {}
+        left = self.left
         while left:
-            aborts = cause, epoch - 1
-            statuses.update(self._each_of("heal", left, ("status", epoch), aborts=aborts))
+            statuses.update(self._each_of(method, left, arguments, aborts=aborts))
             late = [rank for rank in left if isinstance(self.gone.get(rank), CallTimeout)]
             now: dict[int, WorkerPlace] = self._each_of("place", late, (), of_control=True)
             left = [rank for rank in late if rank in now and now[rank].seq != getattr(before.get(rank), "seq", None)]

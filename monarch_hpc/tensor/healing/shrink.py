@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from monarch_hpc.core.shape import Extent, Region
 
@@ -10,12 +11,21 @@ __all__ = ["flat_region", "larger_regions", "region_without", "smaller_regions"]
 
 
 def smaller_regions(region: Region, dead: Collection[int]) -> list[Region]:
-    """The parts of a mesh without its dead ranks, of which rows along one dimension are left out; the largest first.
+    """The meshes that are smaller along one dimension, and have no dead ranks; the largest first.
+
+    Either rows are left out; or, where that leaves more, rows are put together of ranks of several: a rank moves along
+    this dimension only, so that it keeps its shards over the others.
 
     Args:
         region: the mesh.
         dead: ranks in the mesh of procs.
     """
+    found = [*_without_rows(region, dead), *_of_mixed_rows(region, dead)]
+    return sorted(found, key=lambda one: -len(one))  # stable: of several as large, whole rows
+
+
+def _without_rows(region: Region, dead: Collection[int]) -> list[Region]:
+    """The parts of a mesh without the rows along one dimension that have dead ranks; the largest first."""
     found: list[Region] = []
     points = [region.extent.point(region.rank_of(rank)) for rank in dead]
     for name, size in zip(region.extent.names, region.extent.shape, strict=True):
@@ -26,6 +36,20 @@ def smaller_regions(region: Region, dead: Collection[int]) -> list[Region]:
     return sorted(found, key=lambda one: -len(one))  # stable: of several as large, the outermost dimension
 
 
+def _of_mixed_rows(region: Region, dead: Collection[int]) -> list[Region]:
+    """The meshes of rows that are put together, where these are more than the rows without dead ranks."""
+    found: list[Region] = []
+    for name, size in region.extent.to_dict().items():
+        rows = [tuple(region.slice(**{name: place}).base_ranks()) for place in range(size)]
+        columns = [[rank for rank in column if rank not in dead] for column in zip(*rows, strict=True)]
+        num = min(map(len, columns))
+        if num > sum(not set(dead).intersection(row) for row in rows):
+            moved = {rows[place][at]: column[place] for at, column in enumerate(columns) for place in range(num)}
+            smaller = region.pick(name, range(num))
+            found.append(replace(smaller, picks=tuple(moved[rank] for rank in smaller.base_ranks())))
+    return found
+
+
 def larger_regions(whole: Region, world: Collection[int], absent: Collection[int]) -> list[Region]:
     """The parts of a mesh with all ranks of *world* and others, of which none is absent; the largest first.
 
@@ -34,7 +58,7 @@ def larger_regions(whole: Region, world: Collection[int], absent: Collection[int
         world: ranks that it has, in the mesh of procs.
         absent: ranks that are not there.
     """
-    found = smaller_regions(whole, absent) if absent else [whole]
+    found = _without_rows(whole, absent) if absent else [whole]
     return [one for one in found if len(one) > len(world) and set(world).issubset(one.base_ranks())]
 
 
@@ -54,7 +78,7 @@ def region_without(region: Region, left_out: Collection[int]) -> Region | None:
         return region
     if not kept:
         return None
-    for one in smaller_regions(region, [rank for rank in ranks if rank in left_out]):
+    for one in _without_rows(region, [rank for rank in ranks if rank in left_out]):
         if tuple(one.base_ranks()) == kept:
             return one
     return None

@@ -27,6 +27,7 @@ from monarch_hpc.tensor.stream.records import FREE, HALTED
 from monarch_hpc.tensor.stream.sites import Site, SiteLines, site_here
 from monarch_hpc.tensor.stream.templates import TemplateTable
 from monarch_hpc.tensor.worker.report import OpFailure
+from monarch_hpc.tensor.worker.values import is_lost
 
 __all__ = ["TensorEngine", "View"]
 
@@ -117,12 +118,11 @@ class TensorEngine(EngineState):
         self.failures = Failures(config.keep_errors)
         self.recorder: FrameRecorder | None = None
         self.site_log: list[tuple[int, list[Site]]] | None = None
-        self.num_loans = 0
         self.step_begun: tuple[int, int] | None = None
         self.templates, self._lines = TemplateTable(), SiteLines()
         self._base, self._objects = 0, list[Any]()
         self._frames: deque[Sequenced] = deque()
-        self._num_unacked = self._num_holds = 0
+        self.num_loans = self._num_unacked = self._num_holds = 0
         self._armed = False
         ENGINES.add(self)
 
@@ -137,6 +137,8 @@ class TensorEngine(EngineState):
         """Fill a frame for *view*; the caller holds the lock."""
         if self.broken is not None:
             self.check()
+        if self.left_out:
+            self.check_present(view.ranks)
         if self.view is not view:
             if self.ints:
                 self.send()
@@ -261,7 +263,7 @@ class TensorEngine(EngineState):
     def _post(self, issued: LoggedFrame, *, waits: bool) -> None:
         """Send a frame to its ranks."""
         view, base, ints, objects, sites = issued
-        frame, lines = Sequenced(base, sites, self.epoch), self._lines.of(sites, view.ranks)
+        frame, lines = Sequenced(issued, self.epoch), self._lines.of(sites, view.ranks)
         data = array("q", ints).tobytes()
         arguments = base, self.templates.take_new(), objects, data, view.mesh, self.epoch, lines
         self._num_unacked += len(sites)
@@ -323,13 +325,16 @@ class TensorEngine(EngineState):
                 frame.future.exception()
         if self.broken is not None:
             return self.failure()
+        if is_lost(root):
+            return self.lost_error(root)
         if root < 0:
             return DeviceMeshError(self.name, "lost", -1, "a value made since could not be kept when it was healed")
         return self.failures.take(root)
 
     def error_of_unread(self, root: int) -> Exception | None:
         """The exception of a failed operation, unless it was raised already."""
-        return self.error_of(root) if root < 0 or self.failures.is_unread(root) or self.site_of(root) else None
+        known = root >= 0 and not is_lost(root)
+        return None if known and not self.failures.is_unread(root) and not self.site_of(root) else self.error_of(root)
 
     def wait(self) -> None:
         """Wait until all ranks have executed what was issued.
@@ -368,8 +373,13 @@ class TensorEngine(EngineState):
 
     @property
     def unsent(self) -> LoggedFrame | None:
-        """What was issued and not sent; None if there is nothing."""
+        """What was issued and not sent; None if nothing ever was."""
         return LoggedFrame(self.view, self._base, self.ints, self._objects, self.sites) if self.view else None
+
+    @property
+    def unacknowledged(self) -> list[LoggedFrame]:
+        """What was issued, and perhaps not executed by all ranks."""
+        return [*(frame.issued for frame in self._frames), *((self.unsent,) if self.unsent else ())]
 
     def mended(self, again: Sequence[LoggedFrame] | None = None) -> None:
         """Go on after a failure: what was under way will not be acknowledged.
@@ -379,6 +389,7 @@ class TensorEngine(EngineState):
         """
         with self.lock:
             if again is None:
+                self._base += len(self.sites)  # no other operations have these numbers
                 self.ints, self.sites, self._objects, self.step_begun = [], [], [], None
             self._frames.clear()
             self._num_unacked = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from threading import RLock
 from typing import Any
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.errors import ActorDied, DeviceMeshError
+from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
 from monarch_hpc.tensor.stream.frames import first_to_differ
 from monarch_hpc.tensor.stream.issue_log import IssueLog
@@ -34,6 +35,12 @@ class EngineState:
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
         log: what was issued since the last commit; None if nothing is issued again.
         heals: heals the mesh and issues again what was lost, or raises why not; None if that is left to the program.
+        rejoins: goes on with procs that were started again, where each rank has values of its own, and returns whether
+            it could; takes the ranks that the program goes on with, or None for all of them.
+        lost_error: the error of a value that was in a process that has died, by its `lost_root`.
+        is_told: whether the program has had the error.
+        remedy: what the program can do about a rank that dies, in words.
+        is_seeded: whether the program has chosen the random numbers of ranks.
         survey: asks without versions which rank has died, where others have only missed it in a collective.
     """
 
@@ -47,7 +54,11 @@ class EngineState:
         self.unhealable = ""
         self.log: IssueLog | None = None
         self.heals: Callable[[], None] | None = None
+        self.rejoins: Callable[[Region | None], bool] = lambda _region: False
+        self.lost_error: Callable[[int], Exception] = KeyError
+        self.remedy: Callable[[], str] = lambda: ""
         self.survey: Callable[[], None] = lambda: None
+        self.is_told = self.is_seeded = False
         self._abort = abort
         self._io = current_runtime().engine
 
@@ -78,10 +89,13 @@ class EngineState:
         if not self._io.driving:
             (self.survey if self.recovery is None else self.recovery.settle)()
         assert self.broken is not None
+        self.is_told = True
         return self.broken.with_traceback(None)  # it is raised again and again
 
     def check(self) -> None:
         """Refuse to go on while the mesh is broken; where it heals by itself, do that first.
+
+        Where the program has had the error, and has started the procs again, go on with them.
 
         Raises:
             DeviceMeshError: it is.
@@ -89,10 +103,26 @@ class EngineState:
         with self.lock:
             if self.broken is None:
                 return
-            error = self.failure()
-            if self.heals is None or self._io.driving:
+            is_told, error = self.is_told, self.failure()
+            if self._io.driving:
                 raise error
-            self.heals()
+            if self.heals is not None:
+                self.heals()
+            elif not is_told or self.broken is not error or not self.rejoins(None):
+                raise self.failure()
+
+    def check_present(self, ranks: Collection[int]) -> None:
+        """Refuse ranks that a heal has left out.
+
+        Raises:
+            ValueError: there are some.
+        """
+        missing = sorted(self.left_out.intersection(ranks))
+        if missing:
+            raise ValueError(
+                f"a heal has left out ranks {missing} of {self.name}: use the mesh that heal_mesh has returned, or its "
+                "procs"
+            )
 
     def _note_difference(self, ranks: Sequence[int], done: Future[Any]) -> None:
         """Note that ranks of sharded tensors have failed in different operations, so that their values differ."""
@@ -110,6 +140,7 @@ class EngineState:
 
     def _end(self, kind: str, rank: int, cause: str, host: str = "", last_lines: tuple[str, ...] = ()) -> None:
         epoch = self.epoch  # another thread may begin the next one once it sees the error
-        self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines)
+        self.broken = DeviceMeshError(self.name, kind, rank, cause, host, last_lines, remedy=self.remedy())
+        self.is_told = False
         self._abort(f"rank {rank} {kind}: {cause}", epoch)
         self._io.wake_waiters()

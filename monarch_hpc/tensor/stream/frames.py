@@ -8,8 +8,8 @@ from typing import Any
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.stream.issue_log import LoggedFrame
 from monarch_hpc.tensor.stream.records import HALTED
-from monarch_hpc.tensor.stream.sites import Site
 from monarch_hpc.tensor.worker.report import OpFailure
 
 __all__ = ["Sequenced", "failed_seqs", "first_to_differ", "is_reached"]
@@ -19,16 +19,20 @@ class Sequenced:
     """A frame that is not acknowledged.
 
     Args:
+        issued: the frame.
+        epoch: that of the engine when it was sent.
+
+    Attributes:
         base: sequence number of its first operation.
         sites: the lines that issued its operations.
-        epoch: that of the engine when it was sent.
     """
 
-    __slots__ = ("base", "epoch", "future", "sites")
+    __slots__ = ("base", "epoch", "future", "issued", "sites")
 
-    def __init__(self, base: int, sites: list[Site], epoch: int) -> None:
-        self.base = base
-        self.sites = sites
+    def __init__(self, issued: LoggedFrame, epoch: int) -> None:
+        self.issued = issued
+        self.base = issued.base
+        self.sites = issued.sites
         self.epoch = epoch
         self.future: Future[Any] | None = None
 

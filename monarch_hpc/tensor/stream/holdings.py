@@ -12,9 +12,11 @@ __all__ = [
     "Box",
     "Held",
     "HeldPart",
+    "LateFrame",
     "MemoryTransfer",
     "PartTransfer",
     "RankStatus",
+    "Rejoining",
     "Reply",
     "Restoring",
     "WorkerPlace",
@@ -105,6 +107,42 @@ class Held(NamedTuple):
     storages: tuple[int, ...]
     random: dict[int, Any]
     meshes: dict[int, MeshSpec]
+
+
+class LateFrame(NamedTuple):
+    """A frame that some ranks may not have got, or executed.
+
+    Attributes:
+        ranks: the ranks that it is for.
+        base: sequence number of its first operation.
+        num: number of its operations.
+        objects: what records refer to by number.
+        data: the records.
+    """
+
+    ranks: tuple[int, ...]
+    base: int
+    num: int
+    objects: list[Any]
+    data: bytes
+
+
+class Rejoining(NamedTuple):
+    """What a rank does to go on with others where each has values of its own.
+
+    Attributes:
+        epoch: number of the attempt.
+        addresses: IP addresses by rank.
+        present: the ranks that the mesh has afterwards.
+        specs: templates that the rank may not have.
+        lost_before: an earlier process of this rank held the values with smaller numbers; 0 if there was none.
+    """
+
+    epoch: int
+    addresses: dict[int, str]
+    present: tuple[int, ...]
+    specs: list[tuple[int, Any]]
+    lost_before: int
 
 
 class MemoryTransfer(NamedTuple):

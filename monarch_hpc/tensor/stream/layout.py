@@ -41,7 +41,7 @@ _FIXED = {
     records.NO_GRAD: RecordLayout(2, (1,)),
     records.SET_GRAD: RecordLayout(3, (1, 2)),
     records.REQUIRE_GRAD: RecordLayout(3, (1,)),
-    records.SET_DATA: RecordLayout(3, (1, 2)),
+    records.SET_DATA: RecordLayout(4, (1, 2)),
     records.ALIAS: RecordLayout(3, (1,), 2, 1),
     records.PUT: RecordLayout(3, (), 2, 1, 1),
     records.LEND: RecordLayout(3, (1,)),

@@ -64,7 +64,7 @@ SET_GRAD = 4
 REQUIRE_GRAD = 5
 """``REQUIRE_GRAD, leaf, flag``"""
 SET_DATA = 6
-"""``SET_DATA, target, value``"""
+"""``SET_DATA, target, value, kind``; for the kind see `worker.gradients.set_data`."""
 ALIAS = 7
 """``ALIAS, value, result``"""
 PUT = 8

@@ -50,6 +50,10 @@ class TemplateTable:
         """The template with a number."""
         return self._specs[number]
 
+    def all(self) -> list[tuple[int, Any]]:
+        """All with their numbers."""
+        return list(self._specs.items())
+
     def replace(self, key: Any, number: int, spec: Any) -> None:
         """Give a template another key, and another content, which the ranks have got."""
         self._numbers = {one: at for one, at in self._numbers.items() if at != number}

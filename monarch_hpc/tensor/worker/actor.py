@@ -14,9 +14,10 @@ import torch
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.metrics import own_recorder
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.tensor.stream.holdings import Reply, Restoring, WorkerPlace
+from monarch_hpc.tensor.stream.holdings import LateFrame, Rejoining, Reply, Restoring, WorkerPlace
 from monarch_hpc.tensor.stream.records import (
     FIRST_TEMPLATE,
     HALTED,
@@ -38,15 +39,16 @@ from monarch_hpc.tensor.worker.progress import FrameLines, OpProgress
 from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
 from monarch_hpc.tensor.worker.template import Template
-from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
+from monarch_hpc.tensor.worker.values import Dependent, Failure, Values, is_lost
 
 __all__ = ["TensorWorker", "WorkerSettings"]
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """Constant properties of the workers of an engine.
 
-    Args:
+    Attributes:
         key: identifies the engine.
         ranks: ranks in the mesh of procs, in the order of the workers.
         addresses: IP addresses by rank.
@@ -55,21 +57,12 @@ class WorkerSettings:
         is_stream: whether they are of a stream beside others.
     """
 
-    def __init__(
-        self,
-        key: int,
-        ranks: tuple[int, ...],
-        addresses: dict[int, str],
-        collective_s: float,
-        max_lent: int,
-        is_stream: bool = False,
-    ) -> None:
-        self.key = key
-        self.ranks = ranks
-        self.addresses = addresses
-        self.collective_s = collective_s
-        self.max_lent = max_lent
-        self.is_stream = is_stream
+    key: int
+    ranks: tuple[int, ...]
+    addresses: dict[int, str]
+    collective_s: float
+    max_lent: int
+    is_stream: bool = False
 
 
 class TensorWorker(Actor):
@@ -93,9 +86,8 @@ class TensorWorker(Actor):
         self._groups = groups
         self._values = Values()
         self._healing = RankHealing(self._rank, self._values, self._groups, settings.ranks)
-        lend, queue = self._lend, RankQueue(is_own=settings.is_stream)
-        self._queue = queue
-        self._execution = Execution(self._rank, self._values, self._groups, self._healing, lend, queue, self._run)
+        self._queue = RankQueue(is_own=settings.is_stream)
+        self._execution = Execution(rank, self._values, groups, self._healing, self._lend, self._queue, self._run)
         self._templates = self._execution.templates
         self._shardings: dict[int, Any] = {}
         self._failures: list[OpFailure] = []
@@ -107,7 +99,7 @@ class TensorWorker(Actor):
         self._lending = Condition()
         self._cause = ""
         self._key = settings.key + groups.offset
-        self._seq = -1
+        self._seq, self._next_seq = -1, 0
         self._thread = 0
         self._divergence = Divergence(lambda: self._failures, lambda: self._seq, groups.is_over, self.abort)
         self.note_failed = self._divergence.note
@@ -243,6 +235,7 @@ class TensorWorker(Actor):
             grad = torch.is_grad_enabled()
             i += step.size
             seq += step.num
+        self._next_seq = seq
         torch._C._set_grad_enabled(True)
 
     def _fail(self, seq: int, error: BaseException, name: str, results: Any, written: Sequence[int]) -> None:
@@ -263,25 +256,17 @@ class TensorWorker(Actor):
     @endpoint
     def read(self, numbers: list[int]) -> Reply:
         """Return copies of values."""
+        if self._healing.cause:
+            return self._reply("halted", None)
         found = []
         for number in numbers:
-            value = self._value(number)
+            value = self._values.found(number)
             if type(value) is Failure:
                 return self._reply("failed", value.root)
             with self._queue.entered():
                 own = getattr(value, "_local_tensor", value)  # of a whole value that a heal has taken over
                 found.append(own.detach().clone() if isinstance(own, torch.Tensor) else own)
         return self._reply("value", found)
-
-    def _value(self, number: int) -> Any:
-        try:
-            return self._values[number]
-        except Dependent as lost:
-            return Failure(lost.root)
-        except KeyError:
-            if self._healing.cause:
-                return None
-            raise
 
     def _reply(self, kind: str, value: Any) -> Reply:
         effects, self._effects = tuple(self._effects), []
@@ -313,12 +298,7 @@ class TensorWorker(Actor):
         Returns:
             Digests of this rank's parts of all values, by number.
         """
-        for number in [number for number, one in self._templates.items() if type(one) is ReplayedProgram]:
-            del self._templates[number]
-        self._define_all(order.specs)
-        self._cause = ""
-        reopen_worker(self._key)
-        self._healing.meet(order)
+        self._meet(order)
         for mesh in order.meshes:  # in the same order on all ranks: each waits for the others of its groups
             if self._rank not in self._templates[mesh].ranks:
                 continue
@@ -328,6 +308,30 @@ class TensorWorker(Actor):
                 self._sharding_of(mesh)
         self._effects = []
         return self._healing.restore(order)
+
+    @endpoint
+    def finish(self, specs: list[tuple[int, Any]], frames: list[LateFrame]) -> list[OpFailure]:
+        """Execute frames that may not have come here, but those that were executed; return what failed."""
+        self._define_all([(number, spec) for number, spec in specs if number not in self._templates])
+        failed: list[OpFailure] = []
+        for ranks, base, num, objects, data in frames:
+            if self._rank in ranks and (not num or base + num > self._next_seq):
+                failed += self._run_frame(base, objects, data, 0, self._healing.epoch)
+        return failed
+
+    @endpoint
+    def rejoin(self, order: Rejoining) -> None:
+        """Meet the other ranks again, and go on with the values that each has; captured steps are forgotten."""
+        self._meet(order)
+        self._healing.go_on(order)
+
+    def _meet(self, order: Restoring | Rejoining) -> None:
+        for number in [number for number, one in self._templates.items() if type(one) is ReplayedProgram]:
+            del self._templates[number]
+        self._define_all(order.specs)
+        self._cause = ""
+        reopen_worker(self._key)
+        self._healing.meet(order)
 
     # ---- copies for actors ----
 
@@ -354,7 +358,8 @@ class TensorWorker(Actor):
                 raise RuntimeError(self._dropped() if token <= self._last_lent else self._cause)
             value = self._lent.pop(token)
         if type(value) is Failure:
-            raise RuntimeError(f"this mesh tensor has no value on rank {self._rank}: operation {value.root} failed")
+            why = "it died with its process" if is_lost(value.root) else f"operation {value.root} failed"
+            raise RuntimeError(f"this mesh tensor has no value on rank {self._rank}: {why}")
         return value
 
     def loaned(self, token: int) -> Any:

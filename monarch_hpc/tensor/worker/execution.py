@@ -130,8 +130,8 @@ class Execution:
                 run = partial(gradients.require_grad, values, sharding, journal, a[i + 1], bool(a[i + 2]))
                 return RecordStep("Tensor.requires_grad_", 3, run, written=(a[i + 1],))
             case records.SET_DATA:
-                run = partial(gradients.set_data, values, a[i + 1], a[i + 2])
-                return RecordStep("Tensor.data", 3, run, written=(a[i + 1],))
+                run = partial(gradients.set_data, values, *a[i + 1 : i + 4])
+                return RecordStep("Tensor.data", 4, run, written=(a[i + 1],))
             case records.ALIAS:
                 return RecordStep("slice_mesh", 3, partial(self._alias, a[i + 1], a[i + 2]), (a[i + 2],))
             case records.PUT:
@@ -236,15 +236,15 @@ class Execution:
         self.values[out] = self.values[value]
 
     def _lend_copy(self, number: int, token: int, seq: int) -> None:
-        value = self.values[number]
-        copied: Any = Failure(seq)
+        value = self.values.found(number)
+        copied: Any = value if type(value) is Failure else Failure(seq)
         try:
             copied = value.detach().clone() if isinstance(value, torch.Tensor) else value
         finally:
             self._lend(token, copied)  # somebody waits for it
 
     def _loan(self, number: int, token: int) -> None:
-        value = value.detach() if isinstance(value := self.values.get(number), torch.Tensor) else value
+        value = value.detach() if isinstance(value := self.values.found(number), torch.Tensor) else value
         self._lend(token, (value, self._queue.mark(value)), is_loan=True)
 
     def _take(self, key: int, token: int, out: int) -> None:
@@ -307,7 +307,7 @@ class Execution:
 
     def _given(self, number: int, like: torch.Tensor, seq: int) -> tuple[torch.Tensor | None, int, str]:
         """A value for others: the value or None, the root of its failure plus 1, and what is wrong with its shape."""
-        value = self.values[number]
+        value = self.values.found(number)
         if type(value) is Failure:
             return None, value.root + 1, ""
         if value.shape != like.shape or value.dtype != like.dtype:
@@ -341,10 +341,10 @@ class Execution:
             sent = torch.zeros_like(like) if value is None else value.detach().contiguous().clone()
             targets = [target for source, target in spec.pairs if source == self._rank]
             others = [target for target in targets if target != self._rank]
+            if self._rank in targets:
+                self._kept[tag] = (sent.clone(), root)  # also if the others cannot be reached
             if others:
                 self._groups.send(ranks, others, tag, sent, root)
-            if self._rank in targets:
-                self._kept[tag] = (sent.clone(), root)
             if wrong:
                 raise RuntimeError(f"the tensor {wrong}")
             return

@@ -60,9 +60,9 @@ def get_grad(values: Values, sharding: Any, leaf: int, out: int) -> None:
 def set_grad(values: Values, sharding: Any, leaf: int, value: int) -> None:
     """Set the gradient of a value, to none if *value* is 0."""
     values.grads.pop(leaf, None)
-    if value and type(failed := values[value]) is Failure:
+    if value and type(failed := values.found(value)) is Failure:
         values.grads[leaf] = failed
-    elif type(target := values[leaf]) is not Failure:
+    elif type(target := values.found(leaf)) is not Failure:
         if sharding is not None:
             sharding.set_grad(target, values[value])
         else:
@@ -79,7 +79,16 @@ def require_grad(values: Values, sharding: Any, journal: Journal, leaf: int, fla
     change(flag)
 
 
-def set_data(values: Values, target: int, value: int) -> None:
-    """Give a value the elements of another one."""
-    values.check((target, value))
-    values[target].data = values[value]
+def set_data(values: Values, target: int, value: int, kind: int) -> None:
+    """Give a value the elements of another one, also one that has failed, or is lost: nothing of it is needed.
+
+    Args:
+        kind: 0 if it requires no gradient; 1 if it does, and is a leaf; 2 if it has a history, which nothing restores.
+    """
+    values.check((value,))
+    if type(failed := values.found(target)) is not Failure:
+        failed.data = values[value]
+    elif kind == 2:
+        raise Dependent(failed.root)
+    else:
+        values.replace(target, values[value].detach().requires_grad_(bool(kind)))

@@ -7,7 +7,25 @@ from typing import Any
 
 import torch
 
-__all__ = ["Dependent", "Failure", "Values"]
+__all__ = ["Dependent", "Failure", "Values", "is_lost", "lost_root", "lost_value"]
+
+_NUMBERS = 1 << 40
+"""More than there are values of an engine, and operations."""
+
+
+def lost_root(rank: int, number: int) -> int:
+    """Stands for the operation that has spoilt a value, where that is the death of the process which held it."""
+    return (rank + 1) * _NUMBERS + number
+
+
+def is_lost(root: int) -> bool:
+    """Whether *root* is of `lost_root`."""
+    return root >= _NUMBERS
+
+
+def lost_value(root: int) -> tuple[int, int]:
+    """The rank, and the number of the value, of a `lost_root`."""
+    return root // _NUMBERS - 1, root % _NUMBERS
 
 
 class Failure:
@@ -45,6 +63,8 @@ class Values(dict[int, Any]):
         freed: those that were dropped.
         spoilt: those that are marked as failed.
         lost_root: the operation that has spoilt values which are not there; 0 if all are.
+        lost_rank: this rank, if an earlier process of it has died that held values.
+        lost_before: the values of that process have smaller numbers.
     """
 
     def __init__(self) -> None:
@@ -55,11 +75,28 @@ class Values(dict[int, Any]):
         self.freed: dict[int, Any] = {}
         self.spoilt: dict[int, Any] = {}
         self.lost_root = 0
+        self.lost_rank = 0
+        self.lost_before = 0
 
     def __missing__(self, number: int) -> Any:
+        if number < self.lost_before:
+            raise Dependent(lost_root(self.lost_rank, number))
         if self.lost_root:
             raise Dependent(self.lost_root)
         raise KeyError(number)
+
+    def found(self, number: int) -> Any:
+        """A value, or a `Failure` also where it is lost."""
+        try:
+            return self[number]
+        except Dependent as lost:
+            return Failure(lost.root)
+
+    def replace(self, number: int, value: Any) -> None:
+        """Put a value in the place of one that has failed, or is lost."""
+        if type(self.get(number)) is Failure:
+            self.num_failed -= 1
+        self[number] = value
 
     def free(self, numbers: Iterable[int]) -> None:
         """Drop values."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -205,6 +207,54 @@ def test_ranks_that_come_back_get_their_parts_of_all_tensors(hosts: HostMesh, pr
     _losing(mesh, 2, weight, "respawn")
     assert mesh.shape == (3,)
     mesh.stop()
+
+
+def _losing_all(mesh: Mesh, ranks: list[int], value: Any) -> None:
+    """Lose ranks at once; some of the deaths may become known too late for the first heal."""
+    at = {rank: mesh.procs.procs[list(mesh.procs.region.base_ranks()).index(rank)].pid for rank in ranks}
+    for pid in at.values():
+        os.kill(pid, signal.SIGKILL)
+    while set(ranks).intersection(mesh.procs.region.base_ranks()):
+        with pytest.raises(DeviceMeshError):
+            read_until_lost(value)
+        heal_mesh(mesh, "shrink")
+
+
+def test_several_rows_are_lost_at_once(hosts: HostMesh, procs: ProcMesh) -> None:
+    mesh = _mesh(hosts, dp=4)
+    batch: Any = distribute(torch.arange(14.0).reshape(7, 2), mesh, ["dp"])
+    weight: Any = distribute(torch.ones(2), mesh).requires_grad_()
+    mesh.commit()
+    _losing_all(mesh, [0, 2], weight)
+    assert (mesh.shape, list(mesh.procs.region.base_ranks())) == ((2,), [1, 3])
+    assert torch.equal(batch.full_tensor(), torch.arange(14.0).reshape(7, 2))
+    (batch * weight).sum().backward()
+    assert weight.grad.tolist() == [42.0, 49.0]
+    mesh.stop()
+
+
+def test_rows_with_deaths_in_different_columns_are_put_together(mesh: Mesh) -> None:
+    undisturbed = GridTraining(mesh, _STEPS)
+    expected = _trained(undisturbed, {}, "shrink")
+    state = undisturbed.state()
+    del undisturbed
+    training = GridTraining(mesh, _STEPS)
+    whole: Any = distribute(torch.arange(6.0), mesh)
+    split: Any = distribute(torch.arange(8.0), mesh, ["tp"])
+    losses = [training.step(*batch) for batch in training.batches[:2]]
+    _losing_all(mesh, [0, 3], whole)  # dp=0, tp=0 and dp=1, tp=1: no row is whole
+    assert (mesh.shape, list(mesh.procs.region.base_ranks())) == ((1, 2), [2, 1])
+    assert split.tolist() == list(range(8)) and [split.shard(tp=at).tolist() for at in range(2)] == [
+        [0.0, 1.0, 2.0, 3.0],
+        [4.0, 5.0, 6.0, 7.0],
+    ]
+    losses.append(training.step(*training.batches[2]))
+    mesh.grow()
+    assert (mesh.shape, list(mesh.procs.region.base_ranks())) == ((2, 2), [0, 1, 2, 3])
+    losses += [training.step(*batch) for batch in training.batches[3:]]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), **_CLOSE)
+    for one, other in zip(training.state(), state, strict=True):
+        torch.testing.assert_close(one, other, **_CLOSE)
 
 
 def test_a_mesh_grows_by_rows_that_can_be_started(hosts: HostMesh, procs: ProcMesh) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from monarch_hpc.core.errors import MonarchError
-from monarch_hpc.tensor.stream.holdings import Held, RankStatus, Restoring
+from monarch_hpc.tensor.stream.holdings import Held, RankStatus, Rejoining, Restoring
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.healing.journal import LOST, Journal, small_sums
 from monarch_hpc.tensor.worker.healing.update import AnyUpdate, LocalUpdates
@@ -234,7 +234,19 @@ class RankHealing:
             number: pack_propagated(self._shardings[number].held[0]) for number in meshes if number in self._shardings
         }
 
-    def meet(self, order: Restoring) -> None:
+    def described(self, number: int) -> str:
+        """The type and shape of a value; empty if it is not here."""
+        value = self._values.get(number)
+        return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+
+    def go_on(self, order: Rejoining) -> None:
+        """Go on with values of this rank's own, once all have met."""
+        self._world = order.present
+        if order.lost_before:
+            self._values.lost_rank, self._values.lost_before = self._rank, order.lost_before
+        self.cause = ""
+
+    def meet(self, order: Restoring | Rejoining) -> None:
         """Meet the other ranks again, whose process groups are made anew; return once all have come."""
         self.epoch = order.epoch
         self.cause = "its mesh is being healed"

@@ -19,7 +19,18 @@ def _ranks(region: Region | None) -> list[int] | None:
 def test_the_rows_that_leave_most_come_first() -> None:
     assert [_ranks(one) for one in smaller_regions(GRID, [3])] == [[0, 1, 4, 5], [0, 2, 4]]
     assert [_ranks(one) for one in smaller_regions(GRID, [1, 3])] == [[0, 2, 4], [4, 5]]
-    assert [_ranks(one) for one in smaller_regions(GRID, [0, 3, 4])] == []
+
+
+def test_rows_are_put_together_of_ranks_that_keep_their_column() -> None:
+    found = smaller_regions(GRID, [0, 3])
+    assert [_ranks(one) for one in found] == [[2, 1, 4, 5], [1, 2, 4], [4, 5]]
+    assert [one.extent.to_dict() for one in found] == [{"dp": 2, "tp": 2}, {"dp": 3, "tp": 1}, {"dp": 1, "tp": 2}]
+    assert [_ranks(one) for one in smaller_regions(GRID, [0, 3, 4])] == [[1, 2, 5], [2, 1]]
+    assert smaller_regions(GRID, [0, 1, 2, 4]) == []  # neither a row nor a column is whole
+    assert smaller_regions(GRID, [0, 2, 4, 3]) == smaller_regions(GRID, [4, 3, 2, 0])
+    assert smaller_regions(GRID, [0, 2, 4, 1, 3, 5]) == []
+    again = smaller_regions(found[0], [2, 5])  # a mesh that was put together before
+    assert (_ranks(again[0]), again[0].extent.to_dict()) == ([4, 1], {"dp": 1, "tp": 2})
 
 
 def test_other_views_lose_the_same_ranks_or_are_gone() -> None:
