@@ -107,13 +107,20 @@ def load_config(
     layers = [*read_shipped("default.yaml", head=False), *site.settings]
     merged = {setting.key: setting for setting in [*layers, *chosen_by_people]}
     values: dict[str, object] = {}
-    for key in known_keys():
-        flag_settings = {k.removeprefix(key + "."): s for k, s in merged.items() if k.startswith(key + ".")}
-        if key in merged and not flag_settings:
+    keys = known_keys()
+    flags_of: dict[str, dict[str, object]] = {}
+    for name, setting in merged.items():
+        key = name
+        while key and key not in keys:
+            key = key.rpartition(".")[0]
+        if key != name:  # one flag of a mapping
+            flags_of.setdefault(key, {})[name.removeprefix(f"{key}.")] = setting.value
+    for key in keys:
+        if key in merged and key not in flags_of:
             setting = merged[key]
             values[key] = _expand(setting, environ, home) if isinstance(setting.value, Path) else setting.value
         else:
-            values[key] = {flag: setting.value for flag, setting in flag_settings.items()}
+            values[key] = flags_of.get(key, {})
     # Empty stands for this process's interpreter, whose path no file can know.
     values["agent.python"] = values["agent.python"] or sys.executable
     loaded = Loaded(build(values), merged, site.profile)

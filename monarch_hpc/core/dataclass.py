@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from reprlib import recursive_repr
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["compile_next", "dataclass"]
+__all__ = ["compile_next", "dataclass", "hints_of"]
 
 T = TypeVar("T")
 
@@ -213,6 +214,22 @@ def compile_next() -> bool:
             initial.compile()
             return True
     return False
+
+
+def hints_of(cls: type) -> dict[str, object]:
+    """Return the types in the annotations of *cls* and its bases, by name, as `typing.get_type_hints`.
+
+    It costs a third: the annotations of a class are compiled together. All must be text, as
+    ``from __future__ import annotations`` makes them, and the names in them names of their module.
+    """
+    hints: dict[str, object] = {}
+    for base in reversed(cls.__mro__):
+        texts = vars(base).get("__annotations__", {})
+        if texts:
+            kinds = eval(f"({','.join(texts.values())},)", vars(sys.modules[base.__module__]))
+            for name, kind in zip(texts, kinds, strict=True):
+                hints[name] = kind.__origin__ if hasattr(kind, "__metadata__") else kind  # of `Annotated`
+    return hints
 
 
 def _init(cls: type, *, frozen: bool) -> FunctionType:

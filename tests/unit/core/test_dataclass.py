@@ -12,11 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any
+from typing import Annotated, Any, Literal, get_type_hints
 
 import pytest
 
-from monarch_hpc.core.dataclass import compile_next, dataclass
+from monarch_hpc.core.dataclass import compile_next, dataclass, hints_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,3 +282,18 @@ def test_what_is_no_field_is_refused(annotation: str) -> None:
 def test_a_mutable_default_is_refused() -> None:
     with pytest.raises(ValueError, match="use default_factory"):
         dataclass(type("Shared", (), {"__annotations__": {"one": "list[int]"}, "one": []}))
+
+
+class _Kinds(_Base):
+    """Annotations of all kinds that the configuration and the messages have."""
+
+    literal: tuple[Literal["a", "b,c"], ...]
+    maybe: int | None
+    place: list[_Point]
+    told: Annotated[str, "in words"]
+
+
+@pytest.mark.parametrize("cls", [_Point, _Entry, _Derived, _Kinds, object])
+def test_hints_are_those_of_the_standard_library(cls: type) -> None:
+    assert hints_of(cls) == get_type_hints(cls)
+    assert list(hints_of(cls)) == list(get_type_hints(cls))
