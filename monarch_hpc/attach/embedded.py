@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from monarch_hpc.allocation.ready import read_ready
@@ -38,14 +38,17 @@ def open_local(num_hosts: int, config: Config, directory: Path | None = None, *,
 
 
 @contextlib.contextmanager
-def open_embedded(config: Config) -> Iterator[Path]:
+def open_embedded(config: Config, meanwhile: Callable[[], object]) -> Iterator[Path]:
     """Make the allocation of a program that has none: one host, whose agent may have been started already.
+
+    Args:
+        meanwhile: called while the agent starts.
 
     Raises:
         AgentsMissing, AllocationError: as for `open_local`.
     """
     with contextlib.closing(take_expected() or LocalAgents(1)) as agents:
-        agents.open(config)
+        agents.open(config, meanwhile)
         yield agents.directory
 
 

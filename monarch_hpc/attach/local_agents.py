@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from _thread import allocate_lock
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,8 +80,11 @@ class LocalAgents:
         finally:
             os.close(ready)
 
-    def open(self, config: Config) -> None:
+    def open(self, config: Config, meanwhile: Callable[[], object] | None = None) -> None:
         """Give the agents their configuration and their key; return when all have joined the head.
+
+        Args:
+            meanwhile: called before the wait, for work that the caller would otherwise do after it.
 
         Raises:
             AgentsMissing: an agent did not report before the deadline (config key `slurm.bootstrap_s`).
@@ -98,6 +101,8 @@ class LocalAgents:
             with contextlib.suppress(BrokenPipeError):  # it has ended; `_wait_ready` says why
                 process.stdin.write(key)
                 process.stdin.flush()
+        if meanwhile is not None:
+            meanwhile()
         self._wait_ready(config.slurm.bootstrap_s)
 
     def close(self) -> None:
