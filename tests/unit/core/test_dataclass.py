@@ -297,3 +297,27 @@ class _Kinds(_Base):
 def test_hints_are_those_of_the_standard_library(cls: type) -> None:
     assert hints_of(cls) == get_type_hints(cls)
     assert list(hints_of(cls)) == list(get_type_hints(cls))
+
+
+def test_classes_of_one_shape_keep_their_own_names_and_defaults() -> None:
+    @dataclass(frozen=True, slots=True)
+    class One:
+        """With a field of its own name."""
+
+        self: int
+        other: str = "one"
+        more: list[int] = field(default_factory=lambda: [1])
+
+    @dataclass(frozen=True, slots=True)
+    class Two:
+        """The same shape."""
+
+        first: int
+        second: str = "two"
+        third: list[int] = field(default_factory=lambda: [2])
+
+    assert (One(1), One(self=1, more=[3])) == (One(1, "one", [1]), One(1, "one", [3]))
+    assert repr(Two(second="x", first=2)).endswith("Two(first=2, second='x', third=[2])")
+    assert str(inspect.signature(Two)).startswith("(first: 'int', second: 'str' = 'two', third: ")
+    with pytest.raises(TypeError, match=r"Two\.__init__\(\) .*'first'"):
+        Two()  # type: ignore[call-arg]
