@@ -94,8 +94,9 @@ class LocalAgents:
         from monarch_hpc.allocation.settings import write_config
 
         key = os.urandom(allocation_files.KEY_BYTES)
-        allocation_files.write_key(self.directory, key)
-        write_config(self.directory, config)
+        # The agents end with the machine, and leave nothing that one that comes up again could use.
+        allocation_files.write_key(self.directory, key, durable=False)
+        write_config(self.directory, config, durable=False)
         for process in self._processes.values():
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended; `_wait_ready` says why

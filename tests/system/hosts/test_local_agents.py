@@ -80,7 +80,10 @@ def test_a_program_that_is_killed_meanwhile_leaves_nothing(tmp_path: Path) -> No
     wait_until("the agent's folder is gone", lambda: not list(tmp_path.iterdir()), _PATIENCE_S)
 
 
-def test_agents_get_ready_while_their_program_works(tmp_path: Path) -> None:
+def test_agents_get_ready_while_their_program_works_and_nothing_waits_for_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fsync")
     with contextlib.closing(LocalAgents(1, tmp_path / "local")) as agents:
         agents.open(
             load().config, lambda: wait_until("an agent is ready", lambda: read_ready(agents.directory), _PATIENCE_S)
