@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from monarch_hpc.core.arguments import check_flag, check_seconds
 from monarch_hpc.core.text.moved import row
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = [
     "Actor",
@@ -46,6 +48,8 @@ class Actor:
     @property
     def logger(self) -> logging.Logger:
         """The logger of the module that defines the class."""
+        import logging  # late: a program starts its agent before it needs this
+
         return logging.getLogger(type(self).__module__)
 
     def _monarch_initialized(self) -> bool:

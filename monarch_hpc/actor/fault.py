@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import traceback
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -188,6 +187,8 @@ def _force_exit(at: tuple[FrameType | None, int]) -> None:
     frame, _ = now = _position(main.ident or 0)
     if not _leaving.armed and now != at:
         return  # it runs Python code, so it has seen the interrupt
+    import traceback  # late: a program starts its agent before it needs this
+
     where = "".join(traceback.format_stack(frame)) if frame is not None else ""
     print(
         f"monarch-hpc: the main thread did not react within {_REACT_S:g} s: it is in C code that no signal interrupts. "

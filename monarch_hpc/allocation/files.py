@@ -98,9 +98,9 @@ class Granted:
     restarts: int = 0
 
 
-def write_key(directory: Path, key: bytes) -> None:
-    """Write the allocation's key."""
-    write_private(directory / _KEY, key)
+def write_key(directory: Path, key: bytes, *, durable: bool = True) -> None:
+    """Write the allocation's key; *durable* as for `core.storage.files.write_private`."""
+    write_private(directory / _KEY, key, durable=durable)
 
 
 def read_key(directory: Path) -> bytes:

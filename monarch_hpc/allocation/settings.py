@@ -15,18 +15,19 @@ __all__ = ["name_of", "read_config", "write_config", "write_sent_config"]
 _CONFIG = "config.json"
 
 
-def write_config(directory: Path, config: Config, name: str = "") -> None:
+def write_config(directory: Path, config: Config, name: str = "", *, durable: bool = True) -> None:
     """Write the effective configuration for agents, which may see neither the user's files nor the environment.
 
     Args:
         name: by which users know the allocation; empty for that of its directory.
+        durable: see `core.storage.files.write_private`.
     """
-    write_sent_config(directory, as_document(config), name)
+    write_sent_config(directory, as_document(config), name, durable=durable)
 
 
-def write_sent_config(directory: Path, config: Mapping[str, object], name: str = "") -> None:
+def write_sent_config(directory: Path, config: Mapping[str, object], name: str = "", *, durable: bool = True) -> None:
     """Write a configuration that another host sent as plain data; `read_config` checks it."""
-    write_document(directory / _CONFIG, {"config": config, "name": name}, durable=True)
+    write_document(directory / _CONFIG, {"config": config, "name": name}, durable=durable)
 
 
 def name_of(directory: Path) -> str:

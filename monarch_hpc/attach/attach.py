@@ -23,7 +23,7 @@ from monarch_hpc.wire.frames import Frame, Kind
 if TYPE_CHECKING:
     from monarch_hpc.transport.ucx.fabric import UcxFabric
 
-__all__ = ["Attachment", "attach", "join"]
+__all__ = ["Attachment", "attach", "join", "load_fabrics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,12 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
         AllocationError, AuthenticationError, PeerLost, VersionMismatch: as `attach`; the node is as it was.
     """
     return _join(node, directory, check_allocation(directory), read_config(directory), timeout_s)
+
+
+def load_fabrics(config: Config) -> None:
+    """Load the modules of the fabrics that a program with this configuration opens in `join`."""
+    if _wants_ucx(config):
+        from monarch_hpc.transport.ucx import fabric  # noqa: F401 late: tools never use UCX
 
 
 def _join(node: Node, directory: Path, ready: Ready, config: Config, timeout_s: float | None) -> Attachment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from monarch_hpc.allocation.ready import read_ready
@@ -12,15 +12,12 @@ from monarch_hpc.attach.local_agents import LocalAgents, take_expected
 from monarch_hpc.config import Config
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.scratch import PREFIX, temporary_folder
-from monarch_hpc.wire.start import DEFAULT_ENTRY
 
 __all__ = ["find_local", "open_embedded", "open_local"]
 
 
 @contextlib.contextmanager
-def open_local(
-    num_hosts: int, config: Config, directory: Path | None = None, *, entry: str = DEFAULT_ENTRY
-) -> Iterator[Path]:
+def open_local(num_hosts: int, config: Config, directory: Path | None = None, *, entry: str = "") -> Iterator[Path]:
     """Make an allocation of *num_hosts* hosts that all are this machine; yield its directory.
 
     The agents are processes of this machine that listen on loopback only, named ``local0``, ``local1``, ...
@@ -29,7 +26,7 @@ def open_local(
     Args:
         directory: the allocation's directory, created if missing; by default a fresh one in ``$XDG_RUNTIME_DIR`` or
             the temporary directory. It is removed at the end.
-        entry: ``module:function`` that procs run.
+        entry: ``module:function`` that procs run; empty for the agents' own default.
 
     Raises:
         AgentsMissing: an agent did not report before the deadline (config key `slurm.bootstrap_s`).
@@ -41,14 +38,17 @@ def open_local(
 
 
 @contextlib.contextmanager
-def open_embedded(config: Config) -> Iterator[Path]:
+def open_embedded(config: Config, meanwhile: Callable[[], object]) -> Iterator[Path]:
     """Make the allocation of a program that has none: one host, whose agent may have been started already.
+
+    Args:
+        meanwhile: called while the agent starts.
 
     Raises:
         AgentsMissing, AllocationError: as for `open_local`.
     """
     with contextlib.closing(take_expected() or LocalAgents(1)) as agents:
-        agents.open(config)
+        agents.open(config, meanwhile)
         yield agents.directory
 
 

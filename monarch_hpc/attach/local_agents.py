@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from _thread import allocate_lock
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,6 @@ from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.storage.files import open_output, private_dir
 from monarch_hpc.core.storage.scratch import hold_scratch, make_scratch, temporary_folder
 from monarch_hpc.core.storage.shortage import explained, full_note
-from monarch_hpc.wire.start import DEFAULT_ENTRY
 
 if TYPE_CHECKING:
     from monarch_hpc.config.schema import Config
@@ -48,14 +47,14 @@ class LocalAgents:
     Args:
         directory: the allocation's directory, created if missing; None for a fresh one in ``$XDG_RUNTIME_DIR`` or the
             temporary directory. It is removed by `close`.
-        entry: ``module:function`` that procs run.
+        entry: ``module:function`` that procs run; empty for the agents' own default.
 
     Raises:
         ConfigError: the place for the directory is not safe.
         OSError: the directory or a process cannot be made.
     """
 
-    def __init__(self, num_hosts: int, directory: Path | None = None, entry: str = DEFAULT_ENTRY) -> None:
+    def __init__(self, num_hosts: int, directory: Path | None = None, entry: str = "") -> None:
         self.allocation = new_allocation_id()
         self.directory, self._held = _make_directory(directory)
         self._num_hosts = num_hosts
@@ -70,7 +69,8 @@ class LocalAgents:
                     *(sys.executable, "-P", "-m", "monarch_hpc.agent"),
                     *("--directory", str(self.directory), "--allocation", self.allocation),
                     *("--rank", str(rank), "--num-hosts", str(num_hosts)),
-                    *("--local", "--relaunches", "--lifeline", "--held", str(self._held), "--entry", entry),
+                    *("--local", "--relaunches", "--lifeline", "--held", str(self._held)),
+                    *(("--entry", entry) if entry else ()),
                     *(("--ready", str(ready)) if rank == 0 else ()),
                 ]
                 self._start(f"local{rank}", argv, [self._held, *([ready] if rank == 0 else [])])
@@ -80,8 +80,11 @@ class LocalAgents:
         finally:
             os.close(ready)
 
-    def open(self, config: Config) -> None:
+    def open(self, config: Config, meanwhile: Callable[[], object] | None = None) -> None:
         """Give the agents their configuration and their key; return when all have joined the head.
+
+        Args:
+            meanwhile: called before the wait, for work that the caller would otherwise do after it.
 
         Raises:
             AgentsMissing: an agent did not report before the deadline (config key `slurm.bootstrap_s`).
@@ -91,13 +94,16 @@ class LocalAgents:
         from monarch_hpc.allocation.settings import write_config
 
         key = os.urandom(allocation_files.KEY_BYTES)
-        allocation_files.write_key(self.directory, key)
-        write_config(self.directory, config)
+        # The agents end with the machine, and leave nothing that one that comes up again could use.
+        allocation_files.write_key(self.directory, key, durable=False)
+        write_config(self.directory, config, durable=False)
         for process in self._processes.values():
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended; `_wait_ready` says why
                 process.stdin.write(key)
                 process.stdin.flush()
+        if meanwhile is not None:
+            meanwhile()
         self._wait_ready(config.slurm.bootstrap_s)
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 It reads nodes, not objects: every key needs its mark, and strings must stay as written. YAML 1.1 would turn an account
 ``0123`` into 83 and a time ``1:30`` into 90.
+
+Imported late, where there is a text to parse: PyYAML takes a tenth of the time in which a program loads its modules.
 """
 
 from __future__ import annotations
@@ -14,30 +16,15 @@ from pathlib import Path
 import yaml
 
 from monarch_hpc.config.schema import SITE_ONLY, convert, known_keys
-from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.config.setting import Setting, unknown_key
 from monarch_hpc.core.errors import ConfigError
 
-__all__ = ["Setting", "parse_document", "parse_value", "unknown_key"]
+__all__ = ["parse_document", "parse_value"]
 
 # The C parser is ten times as fast, but missing from a PyYAML that was built without libyaml.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = "tag:yaml.org,2002:null"
 _ALIAS_REFUSED = "an alias (*name) is not supported; write the value itself, in quotes if it begins with *"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One value for one key.
-
-    Args:
-        key: dotted; each flag of a mapping of flags has its own key, ``slurm.job_flags.no-kill``.
-        value: converted to the key's type.
-        origin: ``file:line``, ``$VARIABLE`` or ``command line``.
-    """
-
-    key: str
-    value: object
-    origin: str
 
 
 def parse_document(text: str, name: str) -> list[Setting]:
@@ -92,25 +79,6 @@ def _find_alias(text: str) -> int:
         if isinstance(event, yaml.AliasEvent) and event.start_mark is not None:
             return event.start_mark.line + 1
     return 0
-
-
-def unknown_key(key: str, source: str) -> ConfigError:
-    """Return the error for an unknown key, which suggests similar ones."""
-    # Imported here, since it is only needed for this error.
-    import difflib
-
-    known = list(known_keys())
-    sections = {name.split(".")[0] for name in known}
-    near = difflib.get_close_matches(key, known, n=3, cutoff=0.75)
-    section = key.split(".")[0]
-    if near:
-        advice = "did you mean " + " or ".join(near) + "?"
-    elif section in sections:
-        names = [k.removeprefix(f"{section}.") for k in known if k.startswith(f"{section}.")]
-        advice = f"known keys of {section}: " + ", ".join(names)
-    else:
-        advice = "known: " + ", ".join(sorted(sections))
-    return ConfigError("", "", source, f"unknown key {key!r}; {advice}")
 
 
 def _settings(loader: yaml.SafeLoader, root: yaml.Node, name: str) -> Iterator[Setting]:

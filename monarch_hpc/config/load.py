@@ -13,11 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from monarch_hpc.config.document import Setting, parse_value, unknown_key
 from monarch_hpc.config.runtime_layer import runtime_settings
 from monarch_hpc.config.schema import OWNER_ONLY, Config, build, convert, known_keys
+from monarch_hpc.config.setting import Setting, unknown_key
+from monarch_hpc.config.shipped import read_shipped
 from monarch_hpc.config.site import Profile, find_cluster_name
-from monarch_hpc.config.site_layer import ADMIN_FOLDER, own_settings, read_shipped, read_site_layer
+from monarch_hpc.config.site_layer import ADMIN_FOLDER, own_settings, read_site_layer
 from monarch_hpc.config.tls import TCP_REFUSED, opens
 from monarch_hpc.config.trusted_file import read_trusted
 from monarch_hpc.core.dataclass import dataclass
@@ -107,13 +108,20 @@ def load_config(
     layers = [*read_shipped("default.yaml", head=False), *site.settings]
     merged = {setting.key: setting for setting in [*layers, *chosen_by_people]}
     values: dict[str, object] = {}
-    for key in known_keys():
-        flag_settings = {k.removeprefix(key + "."): s for k, s in merged.items() if k.startswith(key + ".")}
-        if key in merged and not flag_settings:
+    keys = known_keys()
+    flags_of: dict[str, dict[str, object]] = {}
+    for name, setting in merged.items():
+        key = name
+        while key and key not in keys:
+            key = key.rpartition(".")[0]
+        if key != name:  # one flag of a mapping
+            flags_of.setdefault(key, {})[name.removeprefix(f"{key}.")] = setting.value
+    for key in keys:
+        if key in merged and key not in flags_of:
             setting = merged[key]
             values[key] = _expand(setting, environ, home) if isinstance(setting.value, Path) else setting.value
         else:
-            values[key] = {flag: setting.value for flag, setting in flag_settings.items()}
+            values[key] = flags_of.get(key, {})
     # Empty stands for this process's interpreter, whose path no file can know.
     values["agent.python"] = values["agent.python"] or sys.executable
     loaded = Loaded(build(values), merged, site.profile)
@@ -178,7 +186,7 @@ def _from_slurm_variables(environ: Mapping[str, str]) -> Iterator[Setting]:
         for variable in (f"SBATCH_{key.upper()}", f"SLURM_{key.upper()}"):
             if environ.get(variable):
                 origin = f"${variable}"
-                yield Setting(f"slurm.{key}", parse_value(f"slurm.{key}", environ[variable], origin), origin)
+                yield Setting(f"slurm.{key}", _parse_value(f"slurm.{key}", environ[variable], origin), origin)
                 break
 
 
@@ -193,7 +201,13 @@ def _from_variables(environ: Mapping[str, str]) -> Iterator[Setting]:
         origin = f"${variable}"
         if key not in keys:
             raise unknown_key(key, origin)
-        yield from _split(key, parse_value(key, text, origin), origin)
+        yield from _split(key, _parse_value(key, text, origin), origin)
+
+
+def _parse_value(key: str, text: str, origin: str) -> object:
+    from monarch_hpc.config.document import parse_value  # late: it loads PyYAML
+
+    return parse_value(key, text, origin)
 
 
 def _from_values(values: Mapping[str, object], origin: str) -> Iterator[Setting]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -89,6 +88,8 @@ def read_program() -> ProgramSettings:
 
 def publish_allocations(used: Iterable[tuple[str, Path, str]]) -> None:
     """Let child processes find the allocations of this program: each its id, directory and run. They hold no key."""
+    import json  # late: a program starts its agent before it needs this
+
     lines = [[allocation, str(directory), run] for allocation, directory, run in used]
     if lines:
         os.environ[_PARENT] = json.dumps(lines)
@@ -98,6 +99,8 @@ def publish_allocations(used: Iterable[tuple[str, Path, str]]) -> None:
 
 def find_parents_allocation(allocation: str) -> tuple[Path, str] | None:
     """The directory of an allocation that the parent of this program uses, and the parent's run there."""
+    import json  # likewise
+
     try:
         for known, directory, run in json.loads(os.environ.get(_PARENT, "[]")):
             if known == allocation:

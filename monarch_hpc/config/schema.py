@@ -17,7 +17,7 @@ from monarch_hpc.config.sections.logs import LogsConfig
 from monarch_hpc.config.sections.run import RunConfig
 from monarch_hpc.config.sections.slurm import FlagValue, LimitsConfig, SlurmConfig
 from monarch_hpc.config.sections.tensor import TensorConfig
-from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.dataclass import dataclass, hints_of
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.text.units import parse_size
 
@@ -292,8 +292,9 @@ def from_document(section: Callable[..., _Section], document: object, source: st
 
 @functools.cache
 def _hints(section: Callable[..., object]) -> Mapping[str, object]:
-    # Cached, since Python compiles every hint anew: a hundred milliseconds of a program's start.
-    return typing.get_type_hints(section)
+    # Cached, since every hint is compiled anew.
+    assert isinstance(section, type)
+    return hints_of(section)
 
 
 def _keys_of(section: Callable[..., object], prefix: str) -> Iterator[tuple[str, object]]:

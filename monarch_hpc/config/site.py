@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeGuard
 
-from monarch_hpc.config.document import Setting
 from monarch_hpc.config.schema import SITE_ONLY
+from monarch_hpc.config.setting import Setting
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 

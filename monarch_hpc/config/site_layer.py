@@ -6,19 +6,19 @@ user of this machine, and override the profile.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from monarch_hpc.config.document import Setting, parse_document
 from monarch_hpc.config.schema import SITE_ONLY
+from monarch_hpc.config.setting import Setting
+from monarch_hpc.config.shipped import read_shipped
 from monarch_hpc.config.site import Profile, choose_profile, head_of, parse_profile
 from monarch_hpc.config.trusted_file import read_trusted
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.assets import asset
 
-__all__ = ["ADMIN_FOLDER", "SiteLayer", "read_shipped", "read_site_layer"]
+__all__ = ["ADMIN_FOLDER", "SiteLayer", "own_settings", "read_site_layer"]
 
 ADMIN_FOLDER = Path("/etc/monarch-hpc.d")
 
@@ -53,7 +53,7 @@ def read_site_layer(
         profiles[profile.name], sources[profile.name] = profile, source
     for path in sorted(admin.glob("*.yaml")):
         text = read_trusted(path) or ""
-        head = parse_document(head_of(text), str(path))
+        head = _parse(head_of(text), str(path))
         if any(setting.key == "match" for setting in head):
             profile = parse_profile(head, str(path))
             profiles[profile.name], sources[profile.name], texts[profile.name] = profile, str(path), text
@@ -66,7 +66,7 @@ def read_site_layer(
     source = sources[chosen.name]
     whole: Sequence[Setting]
     if chosen.name in texts:
-        whole = parse_document(texts[chosen.name], source)
+        whole = _parse(texts[chosen.name], source)
     else:
         whole = read_shipped(source.removeprefix("configs/"), head=False)
     profile = parse_profile(whole, source)
@@ -75,7 +75,7 @@ def read_site_layer(
 
 def own_settings(text: str, path: Path) -> list[Setting]:
     """Parse a file that holds settings, not a profile."""
-    settings = parse_document(text, str(path))
+    settings = _parse(text, str(path))
     for setting in settings:
         if setting.key in SITE_ONLY:
             problem = "only a profile in configs/sites or /etc/monarch-hpc.d has this key, in its head"
@@ -83,11 +83,10 @@ def own_settings(text: str, path: Path) -> list[Setting]:
     return settings
 
 
-@functools.cache
-def read_shipped(name: str, *, head: bool) -> tuple[Setting, ...]:
-    """Parse a file of `configs`, or just its head."""
-    text = asset("configs", name).read_text(encoding="utf-8")
-    return tuple(parse_document(head_of(text) if head else text, f"configs/{name}"))
+def _parse(text: str, name: str) -> list[Setting]:
+    from monarch_hpc.config.document import parse_document  # late: it loads PyYAML
+
+    return parse_document(text, name)
 
 
 def _choose(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from reprlib import recursive_repr
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["compile_next", "dataclass"]
+__all__ = ["compile_next", "dataclass", "hints_of"]
 
 T = TypeVar("T")
 
@@ -215,45 +216,88 @@ def compile_next() -> bool:
     return False
 
 
+def hints_of(cls: type) -> dict[str, object]:
+    """Return the types in the annotations of *cls* and its bases, by name, as `typing.get_type_hints`.
+
+    It costs a third: the annotations of a class are compiled together. All must be text, as
+    ``from __future__ import annotations`` makes them, and the names in them names of their module.
+    """
+    hints: dict[str, object] = {}
+    for base in reversed(cls.__mro__):
+        texts = vars(base).get("__annotations__", {})
+        if texts:
+            kinds = eval(f"({','.join(texts.values())},)", vars(sys.modules[base.__module__]))
+            for name, kind in zip(texts, kinds, strict=True):
+                hints[name] = kind.__origin__ if hasattr(kind, "__metadata__") else kind  # of `Annotated`
+    return hints
+
+
 def _init(cls: type, *, frozen: bool) -> FunctionType:
-    """Compile the `__init__` of *cls*."""
+    """Make the `__init__` of *cls*, of the code for all classes of its shape and its own names."""
     fields = dataclasses.fields(cls)
     names = {field.name for field in fields}
-    own = "self" if "self" not in names else "_own"
+    sources = [_source_of(field) for field in fields]
+    shape = [(field.init, bool(field.kw_only), source) for field, source in zip(fields, sources, strict=True)]
+    code = _compiled(tuple(shape), frozen=frozen, has_post_init=hasattr(cls, "__post_init__"))
+    own = {"_own": "self" if "self" not in names else "_own"}
+    own |= {f"_{number}": field.name for number, field in enumerate(fields)}
     scope: dict[str, object] = {"_set": object.__setattr__, "_none": dataclasses.MISSING}
-    parameters: list[str] = []
-    by_keyword: list[str] = []
-    lines: list[str] = []
-    for number, field in enumerate(fields):
-        value = field.name
-        has_factory = field.default_factory is not dataclasses.MISSING
-        has_default = field.default is not dataclasses.MISSING
-        if has_default:
-            scope[f"_default{number}"] = field.default
-            value = value if field.init else f"_default{number}"
-        if has_factory:
+    defaults: dict[bool, dict[str, object]] = {False: {}, True: {}}
+    for number, (field, source) in enumerate(zip(fields, sources, strict=True)):
+        if source == "factory":
             scope[f"_make{number}"] = field.default_factory
-            value = f"_make{number}()" + (f" if {field.name} is _none else {field.name}" if field.init else "")
-        if field.init:
-            default = " = _none" if has_factory else f" = _default{number}" if has_default else ""
-            (by_keyword if field.kw_only else parameters).append(field.name + default)
-        if field.init or has_factory or has_default:
-            lines.append(f"_set({own}, {field.name!r}, {value})" if frozen else f"{own}.{field.name} = {value}")
-    if hasattr(cls, "__post_init__"):
-        lines.append(f"{own}.__post_init__()")
-    if by_keyword:
-        by_keyword.insert(0, "*")
-    head = ", ".join([own, *parameters, *by_keyword])
-    text = "\n ".join([f"def __init__({head}):", *(lines or ["pass"])])
-    # Compiled first: executing text makes Python forget that a KeyboardInterrupt ends the program, which then exits
-    # with 1 instead of 130.
-    exec(compile(text, f"<dataclass {cls.__qualname__}>", "exec"), scope)
-    made = scope["__init__"]
-    assert isinstance(made, FunctionType)
+        elif source == "default" and not field.init:
+            scope[f"_default{number}"] = field.default
+        if source and field.init:
+            defaults[bool(field.kw_only)][field.name] = dataclasses.MISSING if source == "factory" else field.default
+    code = code.replace(
+        co_varnames=tuple(own.get(name, name) for name in code.co_varnames),
+        co_names=tuple(own.get(name, name) for name in code.co_names),
+        co_consts=tuple(own.get(value, value) if isinstance(value, str) else value for value in code.co_consts),
+        co_filename=f"<dataclass {cls.__qualname__}>",
+    )
+    made = FunctionType(code, scope, "__init__", tuple(defaults[False].values()))
+    made.__kwdefaults__ = defaults[True]
     made.__qualname__ = f"{cls.__qualname__}.__init__"
     made.__module__ = cls.__module__
     made.__annotations__ = {**{field.name: field.type for field in fields if field.init}, "return": None}
     return made
+
+
+def _source_of(field: dataclasses.Field[object]) -> str:
+    """Where the value of a field is from that the caller does not give: ``default``, ``factory``, or empty."""
+    if field.default_factory is not dataclasses.MISSING:
+        return "factory"
+    return "default" if field.default is not dataclasses.MISSING else ""
+
+
+@functools.cache
+def _compiled(shape: tuple[tuple[bool, bool, str], ...], *, frozen: bool, has_post_init: bool) -> CodeType:
+    """Compile an `__init__` with the field names ``_0``, ``_1`` and so on, and ``_own`` for the object.
+
+    A process makes objects of a hundred classes as it starts, of a third as many shapes.
+
+    Args:
+        shape: of each field whether it is a parameter, whether by keyword only, and `_source_of` it.
+    """
+    parameters, by_keyword, lines = ["_own"], ["*"], []
+    for number, (init, kw_only, source) in enumerate(shape):
+        value = f"_{number}"
+        if init:
+            (by_keyword if kw_only else parameters).append(value)
+        if source == "factory":
+            value = f"_make{number}()" + (f" if {value} is _none else {value}" if init else "")
+        elif source and not init:
+            value = f"_default{number}"
+        if init or source:
+            lines.append(f"_set(_own, '_{number}', {value})" if frozen else f"_own._{number} = {value}")
+    if has_post_init:
+        lines.append("_own.__post_init__()")
+    head = ", ".join([*parameters, *(by_keyword if len(by_keyword) > 1 else ())])
+    # Not executed, as text: that makes Python forget that a KeyboardInterrupt ends the program, which then exits with 1
+    # instead of 130.
+    module = compile("\n ".join([f"def __init__({head}):", *(lines or ["pass"])]), "<dataclass>", "exec")
+    return next(value for value in module.co_consts if isinstance(value, CodeType))
 
 
 def _repr(fields: _Fields) -> Callable[[object], str]:

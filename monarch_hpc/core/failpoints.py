@@ -31,7 +31,7 @@ FAILPOINTS: Mapping[str, str] = {
 """All names, and what is true there."""
 
 _ACTIONS = ("kill", "raise", "stop")
-_RULE = re.compile(r"(?P<name>[a-z.]+)(?:@(?P<host>\d+))?=(?P<action>[a-z]+)")
+_RULE = r"(?P<name>[a-z.]+)(?:@(?P<host>\d+))?=(?P<action>[a-z]+)"
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ def arm(text: str, host: int = -1) -> None:
     """
     _armed.clear()
     for part in filter(None, text.split(",")):
-        rule = _RULE.fullmatch(part)
+        rule = re.fullmatch(_RULE, part)
         if rule is None or rule["name"] not in FAILPOINTS or rule["action"] not in _ACTIONS:
             problem = f"give NAME[@HOST]=ACTION, with {', '.join(_ACTIONS)} and one of {', '.join(FAILPOINTS)}"
             raise ConfigError("", part, f"${FAILPOINTS_VARIABLE}", f"{part!r:.80}: {problem}")

@@ -24,7 +24,10 @@ def lazy_face(
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = importlib.import_module(f"monarch_hpc.{home.removesuffix(':')}")
+        from monarch_hpc.core.process.imports import uncollected  # late: the face itself shall load nothing
+
+        with uncollected():
+            module = importlib.import_module(f"monarch_hpc.{home.removesuffix(':')}")
         value: object = module if home.endswith(":") else getattr(module, name)
         vars(sys.modules[package])[name] = value  # the next access does not come here
         return value

@@ -119,7 +119,8 @@ def _expecting(name: str | None = None) -> Iterator[None]:
     if name is not None or (runtime is not None and runtime.Runtime.current is not None):
         yield
         return
-    from monarch_hpc.attach.local_agents import expect_embedded  # procs never need it
+    with uncollected():
+        from monarch_hpc.attach.local_agents import expect_embedded  # procs never need it
 
-    with expect_embedded(), uncollected():
-        yield
+        with expect_embedded():
+            yield

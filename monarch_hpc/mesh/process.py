@@ -29,6 +29,8 @@ LATER = (
     "monarch_hpc.mesh.program.registry",
     "monarch_hpc.mesh.scripts.script",
     "monarch_hpc.mesh.scripts.spmd",
+    "monarch_hpc.config.runtime_layer",
+    "hashlib",
 )
 """More of them, which many programs never use: zygotes load these while they wait, and before they fork several procs.
 

@@ -14,7 +14,7 @@ from monarch_hpc.core.machine.procfs import read_cpu_s, read_resident_bytes, rea
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.clock import uncompared
 from monarch_hpc.telemetry.history import HISTORY, ReadHistory, read_recorder
-from monarch_hpc.telemetry.reading import memory_of
+from monarch_hpc.telemetry.reading import memory_of, read_header
 from monarch_hpc.telemetry.views.scene import read_memory_use, read_scene
 from monarch_hpc.wire.control.runs import Recording
 from monarch_hpc.wire.tables.answer import Sources
@@ -118,7 +118,7 @@ def open_observer(recording: Recording) -> RecordObserver | None:
         if (
             stat.S_ISREG(found.st_mode)
             and found.st_size == layout.TOTAL_BYTES
-            and read_scene(memory_of(memory)).incarnation == recording.incarnation
+            and read_header(memory_of(memory)) == ("", recording.incarnation)
             and not _has_ended(pidfd)
         ):
             opened.pop_all()

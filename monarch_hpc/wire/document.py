@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable
 from functools import partial
 
+from monarch_hpc.core.dataclass import hints_of
 from monarch_hpc.core.errors import FrameError
 
 __all__ = ["MAX_BITS", "build"]
@@ -90,7 +91,7 @@ def _finite(value: float) -> float | None:
 def _hints_of(cls: type) -> dict[str, object]:
     hints = _HINTS.get(cls)
     if hints is None:
-        hints = _HINTS[cls] = dict(typing.get_type_hints(cls))
+        hints = _HINTS[cls] = hints_of(cls)
     return hints
 
 

@@ -116,9 +116,18 @@ def test_procs_load_nothing_of_us_with_their_users_modules() -> None:
 def test_an_agent_starts_before_its_program_has_loaded_what_it_needs_itself() -> None:
     """Until the first use of hosts has started the agent, which takes longer, nothing else shall delay it."""
     loaded = loaded_by("import monarch_hpc.actor, monarch_hpc.mesh.current, monarch_hpc.attach.local_agents")
-    heavy = {"asyncio", "cloudpickle", "cryptography", "platform", "shutil", "tempfile", "yaml"}
+    heavy = {"asyncio", "cloudpickle", "cryptography", "json", "logging", "platform", "shutil", "tempfile", "traceback"}
+    assert {name.split(".")[0] for name in loaded} & (heavy | {"yaml"}) == set()
+    ours = {"actor.runtime", "config.schema", "mesh.door", "mesh.host", "wire.start"}
+    assert {f"monarch_hpc.{name}" for name in ours} & loaded == set()
+
+
+def test_an_agent_loads_what_its_start_needs() -> None:
+    """The first answer of a program with an embedded host waits for it."""
+    loaded = loaded_by("import monarch_hpc.agent.process, monarch_hpc.agent.service")
+    heavy = {"asyncio", "cloudpickle", "hashlib", "html", "platform", "shutil", "tempfile", "yaml"}
     assert {name.split(".")[0] for name in loaded} & heavy == set()
-    assert {"monarch_hpc.actor.runtime", "monarch_hpc.mesh.door", "monarch_hpc.mesh.host"} & loaded == set()
+    assert not any(name.startswith("monarch_hpc.slurm") for name in loaded)
 
 
 def test_calls_of_functions_need_no_event_loop() -> None:

@@ -17,7 +17,6 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.text.units import format_duration
-from monarch_hpc.slurm.commands.argv import release_argv, scrubbed
 
 __all__ = ["IDLE_NOTICE_S", "IdleRelease", "IdleTime", "watch_idle"]
 
@@ -152,6 +151,8 @@ def watch_idle(
     limit_s = config.slurm.idle_min * 60
     if args.job_id is None or not args.owns_job or not limit_s:
         return None
+    from monarch_hpc.slurm.commands.argv import release_argv, scrubbed  # not needed on laptops
+
     job_id = args.job_id
 
     def release(why: str) -> None:

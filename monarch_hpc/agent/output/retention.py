@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import threading
 from pathlib import Path
 
@@ -76,6 +75,8 @@ class Retention:
             return []
 
     def _remove(self, run: str) -> None:
+        import shutil  # late, as the agent's start is that of its program
+
         try:
             names = [*removed_runs(self._directory), run][-_REMEMBERED:]
             # Listed before removal, so that missing files are always explained.

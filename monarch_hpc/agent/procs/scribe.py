@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -241,6 +240,8 @@ class Scribe:
             self._tell_of(place, record_fd)
 
     def _tell_to_keep(self) -> None:
+        import tempfile  # late, as the agent's start is that of its program
+
         settings, telemetry = self._settings, self._settings.telemetry
         try:
             if self._spool < 0:

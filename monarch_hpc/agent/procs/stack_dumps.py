@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -226,6 +225,8 @@ def _close(dump: _Dump) -> None:
 
 def _find_py_spy() -> str:
     """The program beside this interpreter, or else on the path; empty if there is none."""
+    import shutil  # late, as the agent's start is that of its program
+
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy") or ""
 

@@ -71,6 +71,7 @@ def serve(sock: socket.socket, likely_entry: str = "") -> int:
     with contextlib.suppress(Exception), uncollected():  # it fails again below, where it is reported
         if likely_entry:
             resolve(likely_entry)
+            gc.freeze()  # before a collection goes through all of that
     with sock:
         hello = receive(sock)
         if hello is None:

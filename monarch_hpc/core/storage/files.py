@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -215,6 +214,8 @@ def open_output(path: Path) -> int:
 
 def write_json(path: Path, obj: object, *, durable: bool = True) -> None:
     """Write *obj* as JSON with the guarantees of `write_private`."""
+    import json  # late: a program makes the folder of its agent before it needs this
+
     write_private(path, json.dumps(obj, indent=1, allow_nan=False).encode() + b"\n", durable=durable)
 
 
@@ -253,6 +254,8 @@ def read_json(path: Path) -> object:
         FileNotFoundError: there is no such file.
         ConfigError: the file is refused, or is not JSON.
     """
+    import json  # likewise
+
     try:
         parsed: object = json.loads(read_private(path, _MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:

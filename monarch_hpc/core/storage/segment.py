@@ -15,7 +15,6 @@ import enum
 import errno
 import fcntl
 import functools
-import hashlib
 import mmap
 import os
 import struct
@@ -341,5 +340,7 @@ def _name(tag: bytes) -> str:
 @functools.cache
 def place_digest() -> bytes:
     """A digest of `core.machine.place.read_place` in 8 bytes; zeros where that is unknown."""
+    import hashlib  # late: with OpenSSL it takes longer than all else that a first small call needs of this module
+
     place = read_place()
     return hashlib.sha256(place.encode()).digest()[:8] if place else bytes(8)

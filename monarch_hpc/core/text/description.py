@@ -6,7 +6,6 @@ return a gigabyte. An error report that trusts them fails with them, and the cal
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -87,6 +86,8 @@ def summary_of(error: object) -> str:
 
 def trace_of(error: BaseException) -> str:
     """The formatted traceback with causes and contexts, as Python prints it, as far as the exception's code permits."""
+    import traceback  # late: nothing else of a program needs it before its agent has been started
+
     trace = traceback_of(error)
     related = _count_related(error)
     if related <= _MAX_RELATED:

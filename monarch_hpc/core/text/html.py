@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -45,6 +44,8 @@ def short_repr(value: object) -> str:
 
 
 def _cell(value: object) -> str:
+    import html  # late, with all its entities: only notebooks draw tables
+
     text = value if isinstance(value, str) else repr(value) if isinstance(value, bytes) else str(value)
     cut = text if len(text) <= _MAX_CELL_CHARS else f"{text[: _MAX_CELL_CHARS - 1]}…"
     # Half of a surrogate pair cannot be written to a notebook's file.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -116,6 +115,8 @@ def flame_page(title: str, stacks: Mapping[str, int], others: Mapping[str, int] 
         others: those of other procs: frames that are there in a larger part of *stacks* than of these are red, those in
             a smaller part blue. None to colour frames by their names.
     """
+    import hashlib  # with OpenSSL; each agent loads this module, and few draw
+
     root = _tree(stacks, others or {})
     boxes: list[str] = []
     depth = _draw(boxes, root, root, 0.0, 0, compared=others is not None)

@@ -8,13 +8,12 @@ they hold the allocation's key and agree on fresh keys; a peer without the key f
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.backends.openssl import backend  # noqa: F401 else each proc would load it for its first key
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hmac import HMAC
 
 from monarch_hpc.core.errors import AuthenticationError
 
@@ -98,7 +97,9 @@ class _Symmetric:
         self._cipher = Cipher(key)
 
     def mix_hash(self, data: bytes) -> None:
-        self._hash = hashlib.sha256(self._hash + data).digest()
+        digest = hashes.Hash(hashes.SHA256())
+        digest.update(self._hash + data)
+        self._hash = digest.finalize()
 
     def mix_key(self, material: bytes) -> None:
         self._chain, key = _hkdf(self._chain, material, 2)
@@ -127,13 +128,20 @@ class _Symmetric:
 
 
 def _hkdf(chain: bytes, material: bytes, num_outputs: int) -> tuple[bytes, ...]:
-    secret = hmac.digest(chain, material, "sha256")
+    secret = _hmac(chain, material)
     outputs: list[bytes] = []
     previous = b""
     for index in range(1, num_outputs + 1):
-        previous = hmac.digest(secret, previous + bytes((index,)), "sha256")
+        previous = _hmac(secret, previous + bytes((index,)))
         outputs.append(previous)
     return tuple(outputs)
+
+
+def _hmac(key: bytes, data: bytes) -> bytes:
+    # Not by `hashlib`, which would load another OpenSSL than the one that the ciphers have brought.
+    code = HMAC(key, hashes.SHA256())
+    code.update(data)
+    return code.finalize()
 
 
 def _public(private: X25519PrivateKey) -> bytes:

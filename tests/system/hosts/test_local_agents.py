@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.allocation.ready import read_ready
 from monarch_hpc.attach import local_agents
 from monarch_hpc.attach.local_agents import LocalAgents, expect_embedded, take_expected
 from monarch_hpc.config.load import load
@@ -76,6 +78,16 @@ def test_a_program_that_is_killed_meanwhile_leaves_nothing(tmp_path: Path) -> No
     environment.pop("XDG_RUNTIME_DIR", None)
     subprocess.run([sys.executable, "-c", program], env=environment, timeout=_PATIENCE_S, check=False)
     wait_until("the agent's folder is gone", lambda: not list(tmp_path.iterdir()), _PATIENCE_S)
+
+
+def test_agents_get_ready_while_their_program_works_and_nothing_waits_for_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fsync")
+    with contextlib.closing(LocalAgents(1, tmp_path / "local")) as agents:
+        agents.open(
+            load().config, lambda: wait_until("an agent is ready", lambda: read_ready(agents.directory), _PATIENCE_S)
+        )
 
 
 def test_an_agent_that_is_being_started_again_ends_with_the_others(tmp_path: Path) -> None:

@@ -104,6 +104,13 @@ def test_flags_of_ours_are_merged_one_by_one_and_can_be_dropped(home: Path) -> N
     assert loaded.origin("slurm.job_flags.mem") == "$MONARCH_HPC_SLURM__JOB_FLAGS"
 
 
+def test_a_name_in_a_mapping_may_have_dots(home: Path) -> None:
+    write_user(home, "limits:\n  running: {gpu.long: 2, slurm.qos: 3}\n  submitted: {}\n")
+    limits = load(home).config.limits
+    assert limits.running == {"gpu.long": 2, "slurm.qos": 3}
+    assert limits.submitted == {}
+
+
 def test_texts_stay_as_written(home: Path) -> None:
     write_user(home, "slurm: {account: 0123, qos: yes, partition: 'null', job_flags: {nodes: 010, time: 1:30}}\n")
     slurm = load(home).config.slurm

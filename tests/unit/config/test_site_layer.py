@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.config import shipped
 from monarch_hpc.config.load import Loaded, load_config
 from monarch_hpc.config.site_layer import ADMIN_FOLDER
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.storage.assets import Folder, asset
 
 HEAD = "site: ours\nchecked: 2026-01-01\nsource: its administrators\nmatch: {cluster: [ours]}\n"
 
@@ -68,3 +70,15 @@ def test_a_file_that_others_may_write_is_refused(admin: Path) -> None:
     path.chmod(0o666)
     with pytest.raises(ConfigError, match="may have been written by another user"):
         load(admin)
+
+
+def test_a_shipped_file_that_was_changed_is_parsed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = tmp_path / "default.yaml"
+    changed.write_text(asset("configs", "default.yaml").read_text().replace("time_min: 60", "time_min: 61"))
+
+    def asset_or_changed(folder: Folder, name: str = "") -> Path:
+        return changed if name == changed.name else asset(folder, name)
+
+    monkeypatch.setattr(shipped, "asset", asset_or_changed)
+    read = shipped.read_shipped.__wrapped__
+    assert {one.key: one.value for one in read("default.yaml", head=False)}["slurm.time_min"] == 61

@@ -12,11 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any
+from typing import Annotated, Any, Literal, get_type_hints
 
 import pytest
 
-from monarch_hpc.core.dataclass import compile_next, dataclass
+from monarch_hpc.core.dataclass import compile_next, dataclass, hints_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,3 +282,42 @@ def test_what_is_no_field_is_refused(annotation: str) -> None:
 def test_a_mutable_default_is_refused() -> None:
     with pytest.raises(ValueError, match="use default_factory"):
         dataclass(type("Shared", (), {"__annotations__": {"one": "list[int]"}, "one": []}))
+
+
+class _Kinds(_Base):
+    """Annotations of all kinds that the configuration and the messages have."""
+
+    literal: tuple[Literal["a", "b,c"], ...]
+    maybe: int | None
+    place: list[_Point]
+    told: Annotated[str, "in words"]
+
+
+@pytest.mark.parametrize("cls", [_Point, _Entry, _Derived, _Kinds, object])
+def test_hints_are_those_of_the_standard_library(cls: type) -> None:
+    assert hints_of(cls) == get_type_hints(cls)
+    assert list(hints_of(cls)) == list(get_type_hints(cls))
+
+
+def test_classes_of_one_shape_keep_their_own_names_and_defaults() -> None:
+    @dataclass(frozen=True, slots=True)
+    class One:
+        """With a field of its own name."""
+
+        self: int
+        other: str = "one"
+        more: list[int] = field(default_factory=lambda: [1])
+
+    @dataclass(frozen=True, slots=True)
+    class Two:
+        """The same shape."""
+
+        first: int
+        second: str = "two"
+        third: list[int] = field(default_factory=lambda: [2])
+
+    assert (One(1), One(self=1, more=[3])) == (One(1, "one", [1]), One(1, "one", [3]))
+    assert repr(Two(second="x", first=2)).endswith("Two(first=2, second='x', third=[2])")
+    assert str(inspect.signature(Two)).startswith("(first: 'int', second: 'str' = 'two', third: ")
+    with pytest.raises(TypeError, match=r"Two\.__init__\(\) .*'first'"):
+        Two()  # type: ignore[call-arg]

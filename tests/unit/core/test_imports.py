@@ -53,3 +53,26 @@ def test_commands_collect_after_their_imports() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def _collected(num: int) -> list[list[int]]:
+    """Objects that the collector knows, more than it waits for."""
+    return [[number] for number in range(num)]
+
+
+def test_what_was_built_is_not_gone_through_again(thresholds: tuple[int, int, int]) -> None:
+    gc.unfreeze()  # what `tests/conftest.py` has kept from collections
+    try:
+        with uncollected():
+            built = _collected(2 * thresholds[0])
+        assert any(one is built[-1] for one in gc.get_objects(generation=2))
+    finally:
+        gc.freeze()
+
+
+def test_what_someone_keeps_from_collections_stays_so(thresholds: tuple[int, int, int]) -> None:
+    kept = _collected(1)
+    gc.freeze()
+    with uncollected():
+        built = _collected(2 * thresholds[0])
+    assert not any(one is kept[0] or one is built[-1] for one in gc.get_objects(generation=2))

@@ -12,6 +12,7 @@ from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.attach import embedded
+from monarch_hpc.attach.attach import load_fabrics
 from monarch_hpc.attach.head.orders import shut_down
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
@@ -143,7 +144,8 @@ def open_slurm_query(engine: Engine, job_id: int | None, directory: Path) -> Slu
 
 def open_embedded(resources: ExitStack) -> Path:
     """Make an allocation of one host, which is this machine."""
-    return resources.enter_context(embedded.open_embedded(load().config))
+    config = load().config
+    return resources.enter_context(embedded.open_embedded(config, partial(load_fabrics, config)))
 
 
 def _open_job(resources: ExitStack) -> Opened | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
@@ -122,6 +121,8 @@ class Quarantine:
 
 def digest_of(actor: int, body: bytes, buffers: Sequence[Buffer]) -> bytes:
     """A digest of a call to an actor; calls of the same endpoint with equal arguments have equal ones, of any view."""
+    import hashlib  # late: with OpenSSL it takes long, and few programs quarantine calls
+
     head, args = split_call(body)
     digest = hashlib.blake2b(actor.to_bytes(8, "little"), digest_size=16)
     for part in (_method_of(head), args, *buffers):
