@@ -17,9 +17,9 @@ from typing import Protocol
 
 __all__ = ["GapWatch", "WatchedLane"]
 
-_GAP_S = 2.0
-"""Age of a gap, and of an answer about it, before the gap is judged: messages overtake others by microseconds, plus the
-scheduling delays of both sides."""
+_GAP_S = 15.0
+"""Age of a gap, and of an answer about it, before the gap is judged. Messages overtake others by microseconds; but UCX may
+send them on several connections, and after a cut network TCP tries each again on its own, as late as the cut was long."""
 
 
 class WatchedLane(Protocol):

@@ -36,14 +36,14 @@ def test_a_gap_that_stays_after_an_answer_is_a_loss() -> None:
     lane = Lane()
     lane.see(7)
     lane.see(7)
-    assert lane.clock.timers == [2.0]
+    assert lane.clock.timers == [15.0]
     lane.clock.advance_to_next()
-    assert lane.asked == [12_000_000]
-    lane.received_s = 12.1
-    lane.watch.answered(12_000_000)
+    assert lane.asked == [25_000_000]
+    lane.received_s = 25.1
+    lane.watch.answered(25_000_000)
     assert not lane.lost
     lane.clock.advance_to_next()
-    assert (lane.lost, lane.asked, lane.clock.timers) == ([7], [12_000_000], [])
+    assert (lane.lost, lane.asked, lane.clock.timers) == ([7], [25_000_000], [])
 
 
 def test_a_gap_that_has_closed_is_not_asked_about() -> None:
@@ -58,8 +58,8 @@ def test_a_gap_that_closes_after_the_question_is_not_a_loss() -> None:
     lane = Lane()
     lane.see(7)
     lane.clock.advance_to_next()
-    lane.received_s = 12.1
-    lane.watch.answered(12_000_000)
+    lane.received_s = 25.1
+    lane.watch.answered(25_000_000)
     lane.missing = 9
     lane.clock.advance_to_next()
     assert not lane.lost
@@ -69,10 +69,10 @@ def test_while_the_answer_on_the_lane_has_not_come_the_missing_message_may_be_be
     lane = Lane()
     lane.see(7)
     lane.clock.advance_to_next()
-    lane.received_s = 11.9
-    lane.watch.answered(12_000_000)
+    lane.received_s = 24.9
+    lane.watch.answered(25_000_000)
     lane.clock.advance_to_next()
-    assert (lane.lost, lane.asked) == ([], [12_000_000, 14_000_000])
+    assert (lane.lost, lane.asked) == ([], [25_000_000, 40_000_000])
 
 
 def test_an_answer_without_a_gap_starts_nothing() -> None:
@@ -85,8 +85,8 @@ def test_large_messages_share_a_mark() -> None:
     lane = Lane()
     lane.watch.sent()
     lane.watch.sent()
-    assert lane.clock.timers == [2.0]
+    assert lane.clock.timers == [15.0]
     lane.clock.advance_to_next()
     assert (lane.num_marks, lane.clock.timers) == (1, [])
     lane.watch.sent()
-    assert lane.clock.timers == [2.0]
+    assert lane.clock.timers == [15.0]
