@@ -18,8 +18,8 @@ from typing import Protocol
 __all__ = ["GapWatch", "WatchedLane"]
 
 _GAP_S = 15.0
-"""Age of a gap, and of an answer about it, before the gap is judged. Messages overtake others by microseconds; but UCX may
-send them on several connections, and after a cut network TCP tries each again on its own, as late as the cut was long."""
+"""Age of a gap, and of an answer about it, before the gap is judged. Messages overtake others by microseconds; but UCX
+may send them on several connections, and after a cut TCP tries each again on its own, as late as the cut was long."""
 
 
 class WatchedLane(Protocol):
