@@ -137,7 +137,15 @@ def test_a_client_that_does_not_read_costs_the_agent_no_memory_and_the_program_n
     monkeypatch.setenv("MONARCH_HPC_LOGS__MAX_FILE_BYTES", "1MiB")
     with allocation(tmp_path) as directory:
         agents = {pid for pid in cookie_holders(directory) if "monarch_hpc.agent" in read_command(pid)}
-        before = sum(map(read_resident_bytes, agents))
+        seen = [0, 0, 0]
+
+        def grown() -> int:
+            seen.append(sum(map(read_resident_bytes, agents)))
+            return seen[-1] - seen.pop(0)
+
+        # What they load after their start is not meant.
+        wait_until("agents that load nothing any more", grown, accept=lambda more: more < 1 << 20, interval_s=0.5)
+        before = seen[-1]
         text = (
             "import os, time\nprint(f'{0:31}', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
             "for number in range(1, 1 << 20):\n    print(f'{number:31}')\nprint('last')\n"
