@@ -229,7 +229,7 @@ def run_lane(data: bytes) -> str:
         return "no binding was built"
     taken = _Taken()
     worker = SimpleNamespace(open=lambda _lane: _Lane())
-    engine = cast(Engine, SimpleNamespace(clock=lambda: 0.0))
+    engine = cast(Engine, SimpleNamespace(clock=lambda: 0.0, call_later=lambda _delay_s, _call: None))
     probe = Probe(engine, list, lambda: None)
     lane = UcxLane(engine, cast("Worker", worker), MAX_FRAME_BYTES, probe, taken, "there", 2**20)
     at = 0
