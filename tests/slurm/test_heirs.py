@@ -192,7 +192,14 @@ def test_a_head_without_network_is_followed_and_leaves(alice: Alice) -> None:
     # Before that, the end of its batch script, which is there, would end the job.
     wait_until("Slurm's word", lambda: alice.slurm("squeue", "--me", "-h", "-o", "%N"), 180.0, accept=_is_without_first)
     # With that word slurmctld kills the batch script, as long as it tries to reach n1; its end, too, would end the job.
-    wait_until("the last message to n1", lambda: alice.slurm("sdiag"), 180.0, accept=_sends_nothing)
+    # It waits between two tries: it has given up when it has not tried for ten seconds.
+    quiet = [0]
+
+    def gave_up(statistics: str) -> bool:
+        quiet[0] = quiet[0] + 1 if _sends_nothing(statistics) else 0
+        return quiet[0] >= 10
+
+    wait_until("the last message to n1", lambda: alice.slurm("sdiag"), 180.0, accept=gave_up, interval_s=1.0)
     alice.lab.link_up("n1")
     done = alice.run("run", "-a", "dev", program, "n1", off)
     assert done.returncode == 0 and "calls 0 0 0\n" in done.stdout, (done.stdout, done.stderr)
