@@ -17,7 +17,7 @@ from monarch_hpc.agent.ready_report import report_ready
 from monarch_hpc.agent.relaunch import begin_returns
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.allocation.files import write_left
-from monarch_hpc.allocation.heads import HeadPlace, write_head
+from monarch_hpc.allocation.heads import HeadPlace, newer_head, write_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.ids import Role
@@ -72,6 +72,7 @@ class HeadOffice:
         self._config = config
         self._complete = complete
         self.is_heir = term > 1
+        self._term = term
         self._retention = Retention(args.directory, config.logs.keep_runs)
         self._journal = journal
         self._writing: set[str] = set()  # runs that are over, and whose kept procs still write
@@ -156,7 +157,9 @@ class HeadOffice:
         if self._idle is not None:
             self._idle.finish()
         try:
-            write_left(self._args.folder)
+            # Of one that was followed, only its own host has ended; the others need the job and so its batch script.
+            if not newer_head(self._args.folder, self._term):
+                write_left(self._args.folder)
         except (OSError, ConfigError) as error:
             _log.warning("the batch script may wait for srun: %s", error)
         node.close("the allocation is over")
