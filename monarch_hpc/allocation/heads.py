@@ -12,7 +12,7 @@ from pathlib import Path
 
 from monarch_hpc.allocation.document import read_document, write_document
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.errors import AllocationError
+from monarch_hpc.core.errors import AllocationError, ConfigError
 
 __all__ = ["HeadPlace", "claim", "newer_head", "read_head", "write_head"]
 
@@ -75,6 +75,6 @@ def newer_head(folder: Path, term: int) -> str:
     """Say that the head of a later *term* rules; empty if none does, or the folder cannot be read."""
     try:
         head = read_head(folder)
-    except (AllocationError, OSError):
+    except (ConfigError, OSError):
         return ""
     return "" if head is None or head.term <= term else f"the head of term {head.term} rules, on host {head.rank}"

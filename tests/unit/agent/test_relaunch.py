@@ -81,3 +81,5 @@ def test_a_head_that_has_been_followed_starts_no_agent(tmp_path: Path) -> None:
     why = "the head of term 2 rules, on host 1"
     assert said == [(why, False), why]
     assert newer_head(tmp_path, 1) == why and newer_head(tmp_path, 2) == "" and newer_head(tmp_path / "none", 1) == ""
+    (tmp_path / "head.3.json").write_text("{")
+    assert newer_head(tmp_path, 1) == "", "one that is not readable stops nobody"
