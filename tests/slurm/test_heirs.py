@@ -92,6 +92,12 @@ def soon(fence_s: int) -> dict[str, str]:
     return liveness | {"MONARCH_HPC_AGENT__GRACE_S": "1"}
 
 
+def seats(alice: Alice) -> dict[str, tuple[str, bool]]:
+    """State of each host, and whether it has the head."""
+    (shown,) = alice.status("dev")
+    return {host["name"]: (host["state"], host["head"]) for host in shown["hosts"]}  # type: ignore[attr-defined]
+
+
 def await_end(alice: Alice, host: str) -> None:
     """Wait for the end of all jobs, and check that no process is left on a host."""
     wait_until("the end of the job", alice.jobs, 120.0, accept=lambda jobs: not jobs)
@@ -124,15 +130,14 @@ def test_the_first_hosts_without_power_have_heirs(alice: Alice) -> None:
     lose_first(alice, "n1", program, 3)
     (shown,) = alice.status("dev")
     assert shown["state"] == "ready"
-    assert {host["name"]: (host["state"], host["head"]) for host in shown["hosts"]} == {  # type: ignore[attr-defined]
+    assert seats(alice) == {
         "n1": ("lost", False),
         "n2": ("alive", True),
         "n3": ("alive", False),
         "n4": ("alive", False),
     }
     lose_first(alice, "n2", program, 2)
-    (shown,) = alice.status("dev")
-    assert [host["name"] for host in shown["hosts"] if host["head"]] == ["n3"]  # type: ignore[attr-defined]
+    assert [host for host, (_, is_head) in seats(alice).items() if is_head] == ["n3"]
     assert "this agent is the head of term" in alice.run("logs", "dev", "--agents").stdout
     done = alice.run("release", "dev")
     assert done.returncode == 0, done.stderr
@@ -192,14 +197,7 @@ def test_a_head_without_network_is_followed_and_leaves(alice: Alice) -> None:
     # Before that, the end of its batch script, which is there, would end the job.
     wait_until("Slurm's word", lambda: alice.slurm("squeue", "--me", "-h", "-o", "%N"), 180.0, accept=_is_without_first)
     # With that word slurmctld kills the batch script, as long as it tries to reach n1; its end, too, would end the job.
-    # It waits between two tries: it has given up when it has not tried for ten seconds.
-    quiet = [0]
-
-    def gave_up(statistics: str) -> bool:
-        quiet[0] = quiet[0] + 1 if _sends_nothing(statistics) else 0
-        return quiet[0] >= 10
-
-    wait_until("the last message to n1", lambda: alice.slurm("sdiag"), 180.0, accept=gave_up, interval_s=1.0)
+    wait_until("the last message to n1", lambda: alice.slurm("sdiag"), 180.0, accept=_sends_nothing)
     alice.lab.link_up("n1")
     done = alice.run("run", "-a", "dev", program, "n1", off)
     assert done.returncode == 0 and "calls 0 0 0\n" in done.stdout, (done.stdout, done.stderr)
@@ -221,13 +219,8 @@ def test_a_head_whose_cable_is_in_again_before_slurm_has_noticed_is_seated_as_an
     wait_until("the fence", lambda: alice.run(*agents).stdout, 120.0, accept=lambda text: "asks to be seated" in text)
     # In time: Slurm would end the job with its batch script, once it has given up the host of that.
     alice.lab.link_up("n1")
-
-    def seated() -> dict[str, tuple[object, object]]:
-        (shown,) = alice.status("dev")
-        return {host["name"]: (host["state"], host["head"]) for host in shown["hosts"]}  # type: ignore[attr-defined]
-
     alive = {"n1": ("alive", False), "n2": ("alive", True), "n3": ("alive", False), "n4": ("alive", False)}
-    wait_until("the return of n1", seated, 120.0, accept=lambda seen: seen == alive)
+    wait_until("the return of n1", partial(seats, alice), 120.0, accept=lambda seen: seen == alive)
     out, err = going.communicate(timeout=240)
     assert going.returncode == 0 and "fresh 2 2 2\n" in out, (out, err)
     done = alice.run("run", "-a", "dev", program, "none", off, env=env)
@@ -291,14 +284,16 @@ def test_a_head_whose_hosts_have_followed_another_one_ends_none_of_their_agents(
     for other in others:
         alice.lab.join("n1", other)
 
-    def seated() -> list[str]:
-        (shown,) = alice.status("dev")
-        hosts = shown["hosts"]
-        assert isinstance(hosts, list)
-        return [host["name"] for host in hosts if host["state"] == "alive" and not host["head"]]
+    def seated() -> dict[str, bool]:
+        return {host: is_head for host, (state, is_head) in seats(alice).items() if state == "alive"}
 
-    # It is asked again and again: for one that is fenced by itself this would take a minute.
-    wait_until("the return of n1", seated, 50.0, accept=lambda seen: "n1" in seen and len(seen) == 3)
+    # In time: for one that is fenced by itself this would take a minute.
+    wait_until(
+        "the return of n1",
+        seated,
+        50.0,
+        accept=lambda seen: len(seen) == 4 and sum(seen.values()) == 1 and not seen["n1"],
+    )
     logs = alice.run("logs", "dev", "--agents").stdout
     assert re.search(r"is fenced: the head of term [2-9] rules", logs), logs
     write(alice, "stop", "now")
