@@ -72,7 +72,6 @@ class HeadOffice:
         self._config = config
         self._complete = complete
         self.is_heir = term > 1
-        self._term = term
         self._retention = Retention(args.directory, config.logs.keep_runs)
         self._journal = journal
         self._writing: set[str] = set()  # runs that are over, and whose kept procs still write
@@ -158,7 +157,7 @@ class HeadOffice:
             self._idle.finish()
         try:
             # Of one that was followed, only its own host has ended; the others need the job and so its batch script.
-            if not newer_head(self._args.folder, self._term):
+            if not newer_head(self._args.folder, self.head.state.term):
                 write_left(self._args.folder)
         except (OSError, ConfigError) as error:
             _log.warning("the batch script may wait for srun: %s", error)

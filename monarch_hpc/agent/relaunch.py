@@ -153,13 +153,8 @@ class AgentLauncher:
         lifeline = os.dup(self._args.lifeline_fd)
         try:
             held = self._args.held_fd
-            words = [
-                *agent_words(self._args.arguments, host, self._term),
-                "--lifeline-fd",
-                str(lifeline),
-                "--held",
-                str(held),
-            ]
+            words = agent_words(self._args.arguments, host, self._term)
+            words += ["--lifeline-fd", str(lifeline), "--held", str(held)]
             process = launch(
                 [sys.executable, "-P", "-m", "monarch_hpc.agent", *words],
                 self._args.environment,

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _NUM_LINES = 20
+"""Last lines of the job's output that are searched for Slurm's word that it has ended the step."""
 
 # Slurm's reasons for the end of a job that it still cleans up after, when its state is only COMPLETING.
 _REASONS = {

@@ -288,7 +288,4 @@ def read_recorder(memory: Memory, process: RunProcess) -> RecorderState:
         written = 0 if problem else read_u64(memory, ring.cursor_at)
         counts += (written, max(written - ring.num, 0))
     counts.append(0 if problem else read_u64(memory, layout.UNNAMED_AT))
-    one = process
-    return RecorderState(
-        one.run, one.mesh, one.rank, one.host, one.pid, one.state, one.cause, incarnation, problem, *counts
-    )
+    return RecorderState(*process.first_columns, incarnation, problem, *counts)

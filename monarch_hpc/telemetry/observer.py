@@ -77,14 +77,12 @@ class RecordObserver:
     def _calls(self) -> Iterator[ProcCalls]:
         for row in self._procs():
             scene = read_scene(memory_of(self._fds[0]))
-            yield ProcCalls(
-                row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, scene, row.rss_bytes, row.cpu_s
-            )
+            yield ProcCalls(*row.first_columns, scene, row.rss_bytes, row.cpu_s)
 
     def _memory(self) -> Iterator[ProcMemory]:
         for row in self._procs():
             use = read_memory_use(memory_of(self._fds[0]))
-            yield ProcMemory(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, use)
+            yield ProcMemory(*row.first_columns, use)
 
     def _procs(self) -> Iterator[ProcRow]:
         if not self._fds or _has_ended(self._fds[1]):

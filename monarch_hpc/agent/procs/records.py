@@ -78,13 +78,13 @@ class HostRecords:
         """The calls of *procs*, and of the dead procs whose records are kept."""
         for proc, row in self._rows(procs):
             scene, used = read_scene(memory_of(proc.record_fd)), _used(row)
-            yield ProcCalls(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, scene, *used)
+            yield ProcCalls(*row.first_columns, scene, *used)
 
     def memory(self, procs: Iterable[Proc]) -> Iterator[ProcMemory]:
         """The memory that *procs* lend and move, and that the dead procs did whose records are kept."""
         for proc, row in self._rows(procs):
             use = read_memory_use(memory_of(proc.record_fd))
-            yield ProcMemory(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, use)
+            yield ProcMemory(*row.first_columns, use)
 
     def history(self, procs: Iterable[Proc], table: str, clock: ClockComparison) -> Iterator[HistoryRow]:
         """The rows of a table of records, of *procs* and of the dead procs whose records are kept."""

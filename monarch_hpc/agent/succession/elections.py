@@ -200,8 +200,7 @@ class Elections:
         """Tell another agent or an owner who rules, if this agent knows, and that it has withdrawn."""
         place, (term, head) = self._place, self._part.followed
         if place is not None and place.term == term and self._part.part in (Part.FOLLOWS, Part.RULES):
-            withdrawn = self._part.withdrawn if self._part.part is Part.FOLLOWS else 0
-            _send(channel, Rules(term, str(head), place.rank, place.addresses, withdrawn))
+            _send(channel, Rules(term, str(head), place.rank, place.addresses, self._part.withdrawn))
 
     def on_channel(self, channel: FrameChannel) -> bool:
         """Take the channel of the owner of a run, which offers its voice; False for other peers."""

@@ -20,7 +20,6 @@ JOB_END_S = 10.0
 """Time that Slurm may take to report the end of a job whose head is lost."""
 
 _LOOK_S = 0.5
-"""Last lines of the step's output that are searched for Slurm's word that it has ended the step."""
 
 
 def why_lost(config: Config, name: str, problem: str, wait_s: float, told: Death | None = None) -> MonarchError:

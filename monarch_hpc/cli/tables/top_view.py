@@ -124,7 +124,7 @@ def _look(
     picture: Picture, before_s: Mapping[_Key, float], elapsed_s: float, key: _Key, place: int
 ) -> tuple[ProcRow, float | None, Sequence[Row]]:
     (one,) = picture.calls.processes.make(place, place + 1)
-    process = ProcRow(one.run, one.mesh, one.rank, one.host, one.pid, one.state, one.cause, one.rss_bytes, one.cpu_s)
+    process = ProcRow(*one.first_columns, one.rss_bytes, one.cpu_s)
     last_s = before_s.get(key) if elapsed_s > 0 else None
     cpu = None if last_s is None else max(one.cpu_s - last_s, 0.0) / elapsed_s
     return process, cpu, picture.rows_of(place)

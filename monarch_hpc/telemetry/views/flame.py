@@ -52,18 +52,14 @@ def parse_profile(text: str, process: RunProcess, seconds: int, *, idle: bool) -
             without_profile(process, seconds, "none of its threads computed; --idle shows those that wait", idle=idle)
         ]
     return [
-        ProfileRow(*_columns(process), seconds, idle, stack, num, "") for stack, num in counted.most_common(_MAX_STACKS)
+        ProfileRow(*process.first_columns, seconds, idle, stack, num, "")
+        for stack, num in counted.most_common(_MAX_STACKS)
     ]
 
 
 def without_profile(process: RunProcess, seconds: int, problem: str, *, idle: bool) -> ProfileRow:
     """Return the row of a proc that cannot be sampled."""
-    return ProfileRow(*_columns(process), seconds, idle, "", 0, problem)
-
-
-def _columns(process: RunProcess) -> tuple[str, int, int, str, int, str, str]:
-    one = process
-    return one.run, one.mesh, one.rank, one.host, one.pid, one.state, one.cause
+    return ProfileRow(*process.first_columns, seconds, idle, "", 0, problem)
 
 
 def add_up(rows: Iterable[ProfileRow]) -> dict[str, int]:

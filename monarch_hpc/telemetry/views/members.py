@@ -15,10 +15,6 @@ _FATAL = ("lost", "proc died", "ends")
 _PROC = re.compile(r"rank (\d+) of mesh (\d+) of run (\S+) on (\S+)")
 
 
-def _first(one: ProcCalls) -> tuple[str, int, int, str, int, str, str]:
-    return one.run, one.mesh, one.rank, one.host, one.pid, one.state, one.cause
-
-
 def actors_of(processes: Iterable[ProcCalls]) -> Iterator[ActorRow]:
     """Yield the actors of processes."""
     for one in processes:
@@ -26,7 +22,7 @@ def actors_of(processes: Iterable[ProcCalls]) -> Iterator[ActorRow]:
         for actor in one.scene.actors:
             call = running.get(actor.actor)
             yield ActorRow(
-                *_first(one),
+                *one.first_columns,
                 incarnation=one.scene.incarnation,
                 actor=actor.name,
                 actor_rank=actor.rank,
@@ -59,7 +55,7 @@ def endpoints_of(processes: Iterable[ProcCalls]) -> Iterator[EndpointRow]:
     for one in processes:
         for count in one.scene.endpoints:
             yield EndpointRow(
-                *_first(one),
+                *one.first_columns,
                 actor=count.name,
                 endpoint=count.endpoint,
                 calls=count.num_calls,
@@ -83,7 +79,7 @@ def waits_of(processes: Iterable[ProcCalls]) -> Iterator[WaitRow]:
             actor = actors.get(wait.actor)
             call = next((sent[number] for number in wait.calls if number in sent), None)
             yield WaitRow(
-                *_first(one),
+                *one.first_columns,
                 actor="" if actor is None else actor.name,
                 actor_rank=-1 if actor is None else actor.rank,
                 calls=wait.num_calls,

@@ -40,7 +40,7 @@ def _thread(thread: Mapping[str, Any], process: RunProcess, native: bool) -> Thr
     lines = [f"{Path(frame['filename']).name}:{frame['line']}" for frame in frames]
     words = [_word(f"{frame['name']} ({line})") for frame, line in zip(frames, lines, strict=True)]
     return ThreadStack(
-        *_columns(process),
+        *process.first_columns,
         thread=int(thread["os_thread_id"] or 0),
         thread_name=_word(thread["thread_name"] or ""),
         native=native,
@@ -56,12 +56,7 @@ def _thread(thread: Mapping[str, Any], process: RunProcess, native: bool) -> Thr
 
 def without_stack(process: RunProcess, problem: str, *, native: bool) -> ThreadStack:
     """Return the row of a proc whose stacks cannot be read."""
-    return ThreadStack(*_columns(process), 0, "", native, False, False, False, "", "", "", problem)
-
-
-def _columns(process: RunProcess) -> tuple[str, int, int, str, int, str, str]:
-    one = process
-    return one.run, one.mesh, one.rank, one.host, one.pid, one.state, one.cause
+    return ThreadStack(*process.first_columns, 0, "", native, False, False, False, "", "", "", problem)
 
 
 def _word(text: str) -> str:

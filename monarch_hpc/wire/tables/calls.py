@@ -202,7 +202,7 @@ def _render(rows: Sequence[ProcCalls], parts: Collection[str] = _LISTS) -> list[
     for row in rows:
         scene = row.scene
         lengths = [len(getattr(scene, name)) if name in parts else 0 for name in _LISTS]
-        first = (row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, row.rss_bytes, row.cpu_s)
+        first = *row.first_columns, row.rss_bytes, row.cpu_s
         processes.append(_Process(*first, scene.problem, scene.incarnation, scene.num_sent, *lengths))
     blocks = [render_block(_Process, processes)]
     for name, (_, cls) in _LISTS.items():
@@ -264,11 +264,9 @@ class CallsSeen(Sequence[ProcCalls]):
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
         (one,) = self.processes.make(place, place + 1)
-        first = (one.run, one.mesh, one.rank, one.host, one.pid, one.state, one.cause)
         lists = {name: self.list_of(name, place) for name in _LISTS}
-        return ProcCalls(
-            *first, Scene(one.problem, one.incarnation, num_sent=one.num_sent, **lists), one.rss_bytes, one.cpu_s
-        )
+        scene = Scene(one.problem, one.incarnation, num_sent=one.num_sent, **lists)
+        return ProcCalls(*one.first_columns, scene, one.rss_bytes, one.cpu_s)
 
     def __iter__(self) -> Iterator[ProcCalls]:
         return (self[place] for place in range(len(self)))

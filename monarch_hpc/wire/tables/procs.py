@@ -22,6 +22,11 @@ class RunProcess:
     state: Annotated[str, "`starting`, `ready`, `stopped` by a signal, `stopping`, or `ended`"]
     cause: Annotated[str, "why it ended; empty before"]
 
+    @property
+    def first_columns(self) -> tuple[str, int, int, str, int, str, str]:
+        """The values of these columns, for another row of the process."""
+        return self.run, self.mesh, self.rank, self.host, self.pid, self.state, self.cause
+
 
 @dataclass(frozen=True, slots=True)
 class ProcRow(RunProcess):
