@@ -91,8 +91,9 @@ class HeadOffice:
             rank=args.rank,
             term=term,
         )
+        self._leave_steps: Callable[[], None] = lambda: None
         if term == 1 or args.relaunches:  # the steps of agents that an heir started would end with its own
-            begin_returns(self.head.returns, engine, reaper, args, config, slurm, term, superseded)
+            self._leave_steps = begin_returns(self.head.returns, engine, reaper, args, config, slurm, term, superseded)
         self._idle = watch_idle(self.head, config, args, engine.call_later, engine.clock)
 
     def open(self, place: HeadPlace, bootstrap_s: float, hosts: Sequence[HostEntry], last_head: int) -> None:
@@ -172,7 +173,8 @@ class HeadOffice:
             ended()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread that removes old files."""
+        """Leave the steps of agents that the head has started again, and end the thread that removes old files."""
+        self._leave_steps()
         self._retention.close(timeout_s)
 
     def _changed(self, term: int, hosts: list[HostEntry], missing: dict[int, str]) -> None:

@@ -41,15 +41,18 @@ def begin_returns(
     ask: SlurmQuery,
     term: int,
     superseded: Callable[[str], None],
-) -> None:
+) -> Callable[[], None]:
     """Let the head, which is in this agent, start the agents of lost hosts again, where it can.
 
     Args:
         term: the head's term.
         superseded: see `AgentLauncher`.
+
+    Returns:
+        `AgentLauncher.leave_steps`, which is to be called before this agent ends.
     """
     if args.slurm_job_id is None and not args.relaunches:
-        return  # others have started the agents: this host cannot
+        return lambda: None  # others have started the agents: this host cannot
     heal = config.heal
     limit = LaunchLimit(heal.max_pending, heal.per_hour)
     launcher = AgentLauncher(engine, reaper, args, config, term, superseded)
@@ -61,6 +64,7 @@ def begin_returns(
             config.slurm.bootstrap_s,
         )
     )
+    return launcher.leave_steps
 
 
 def agent_words(arguments: tuple[str, ...], host: HostEntry, term: int) -> list[str]:
@@ -100,6 +104,7 @@ class AgentLauncher:
         self._config = config
         self._term = term
         self._superseded = superseded
+        self._sruns: set[int] = set()
 
     def launch(self, host: HostEntry, ended: Callable[[str, bool], None]) -> Callable[[], None]:
         """Start the agent of *host*; call *ended* once, when its step or process has ended.
@@ -127,7 +132,11 @@ class AgentLauncher:
             self._engine.call_soon(partial(ended, what, False))
             return lambda: None
 
+        if not local:
+            self._sruns.add(process.pid)
+
         def on_exit(how: Exit) -> None:
+            self._sruns.discard(process.pid)
             process.returncode = how.code if how.code is not None else -(how.signal or 0)
             if process.stdin is not None:
                 process.stdin.close()
@@ -142,6 +151,16 @@ class AgentLauncher:
                 os.kill(process.pid, signal.SIGTERM)  # on which srun ends the step
 
         return end
+
+    def leave_steps(self) -> None:
+        """End what waits for the ends of steps, but not the steps: this agent ends, and another head may rule theirs.
+
+        A host without network never learns of their end. What cancels a step when its srun is killed is a process of
+        srun's own, in its group: both have to be killed at once.
+        """
+        for pid in self._sruns:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     def _output(self, host: HostEntry, *, local: bool) -> Path:
         if local:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Mapping
 from functools import partial
 
@@ -10,6 +12,7 @@ import pytest
 
 from monarch_hpc.testing import wait_until
 from tests.slurm.commands import FOUR, Alice, alice, argv, declare_down, procs_left, until_printed, write
+from tests.slurm.test_returns import agent_on
 
 __all__ = ["alice"]
 
@@ -206,10 +209,21 @@ def test_a_head_without_network_is_followed_and_leaves(alice: Alice) -> None:
     await_end(alice, "n4")
 
 
+def renew_second(alice: Alice) -> int:
+    """Kill the agent of n2, and wait until the head on n1 has started another; return that one's pid."""
+    before = agent_on(alice, "n2")
+    os.kill(before, signal.SIGKILL)
+    new = wait_until("the new agent", partial(agent_on, alice, "n2"), 60.0, accept=lambda pid: pid not in (0, before))
+    alive = {"n1": ("alive", True), "n2": ("alive", False), "n3": ("alive", False), "n4": ("alive", False)}
+    wait_until("the return of n2", partial(seats, alice), 60.0, accept=lambda seen: seen == alive)
+    return new
+
+
 def test_a_head_whose_cable_is_in_again_before_slurm_has_noticed_is_seated_as_an_agent(alice: Alice) -> None:
-    env = soon(fence_s=4)
+    env = soon(fence_s=4) | {"MONARCH_HPC_HEAL__BACKOFF_S": "1"}
     done = alice.run("alloc", "dev", *FOUR, env=env)
     assert done.returncode == 0, done.stderr
+    renewed = renew_second(alice)
     program, off = write(alice, "heirs.py", PROGRAM), write(alice, "off", "")
     going = alice.start("run", "-a", "dev", program, "n1", off, env=env)
     until_printed(going, "calls")
@@ -225,9 +239,25 @@ def test_a_head_whose_cable_is_in_again_before_slurm_has_noticed_is_seated_as_an
     assert going.returncode == 0 and "fresh 2 2 2\n" in out, (out, err)
     done = alice.run("run", "-a", "dev", program, "none", off, env=env)
     assert done.returncode == 0 and "calls 0 0 0 0\n" in done.stdout, (done.stdout, done.stderr)
+    assert agent_on(alice, "n2") == renewed
     done = alice.run("release", "dev")
     assert done.returncode == 0, done.stderr
     await_end(alice, "n1")
+
+
+def test_a_head_without_network_that_had_an_agent_started_again_leaves_no_srun(alice: Alice) -> None:
+    env = soon(fence_s=4) | {"MONARCH_HPC_HEAL__BACKOFF_S": "1"}
+    done = alice.run("alloc", "dev", *FOUR, env=env)
+    assert done.returncode == 0, done.stderr
+    renew_second(alice)
+    alice.lab.link_down("n1")
+    wait_until("the heir", lambda: list(alice.shared.rglob("head.[2-9].json")), 60.0)
+    done = alice.run("release", "dev")
+    assert done.returncode == 0, done.stderr
+    await_end(alice, "n2")
+    # Slurm ends its agent now; nobody tells an srun there of the end of the step on n2.
+    alice.lab.link_up("n1")
+    wait_until("the end of all on n1", partial(alice.lab.processes, "alice", "n1"), 120.0, accept=lambda left: not left)
 
 
 @pytest.mark.parametrize("with_head", [True, False])
