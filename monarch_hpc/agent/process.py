@@ -100,6 +100,7 @@ def _serve(
 ) -> int:
     with uncollected():
         from monarch_hpc.agent.agent_args import AgentArgs
+        from monarch_hpc.agent.children.predecessor import agents_below
         from monarch_hpc.agent.rejoin import REJOIN, begin_anew
         from monarch_hpc.agent.resources.grant import read_grant
         from monarch_hpc.agent.service import Service
@@ -145,6 +146,8 @@ def _serve(
     service = Service(engine, args, grant, config, settings, first_zygote, finished)
     # No other thread runs yet, so errors at startup are raised here.
     service.start()
+    for pid in agents_below(options.allocation, options.rank) if options.rejoins else ():
+        service.reaper.watch(pid, lambda _how: None)  # else they are taken for orphans of procs, and killed
     if options.lifeline:
         os.set_inheritable(args.lifeline_fd, False)
         os.set_blocking(args.lifeline_fd, False)

@@ -71,6 +71,7 @@ class Service:
         first_zygote: started before this module was loaded.
 
     Attributes:
+        reaper: watches the children of this process.
         termination: handles SIGTERM.
 
     All methods except the constructor must be called on the engine's driver.
@@ -98,8 +99,8 @@ class Service:
         listen_hosts = list(grant.interfaces.values())
         own = self._node.listen(listen_hosts, port_range=config.fabric.port_range)
         self._host_entry = make_entry(args, grant, own, identity.incarnation)
-        self._reaper = Reaper(engine, cgroup.num_oom_kills)
-        self._zygotes = ZygotePool(engine, self._reaper, zygote_settings)
+        self.reaper = Reaper(engine, cgroup.num_oom_kills)
+        self._zygotes = ZygotePool(engine, self.reaper, zygote_settings)
         self._first_zygote = first_zygote
         segments, self._segments_held = make_segments(args.allocation, args.rank)
         step_settings = StepSettings.of(args, grant, zygote_settings.entry, segments, config.slurm.step_flags)
@@ -113,15 +114,15 @@ class Service:
         self._forwarders: list[str] = []
         addresses = self._host_entry.addresses
         proc_settings = ProcSettings.of(args, config, grant, addresses, listen_hosts, segments, self._forwarders)
-        mpi_steps = MpiSteps(engine, self._reaper, step_settings)
+        mpi_steps = MpiSteps(engine, self.reaper, step_settings)
         self._programs = Programs(
             engine,
-            self._reaper,
+            self.reaper,
             settings_of(args, config.logs.max_file_bytes),
             lambda deliver: own_run(self._office, deliver),
         )
         self._agent = Agent(
-            engine, proc_settings, self._zygotes, mpi_steps, self._reaper, self._programs, outlet, self._send_up
+            engine, proc_settings, self._zygotes, mpi_steps, self.reaper, self._programs, outlet, self._send_up
         )
         self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, proc_settings.lease, self._on_liveness)
         self._casts = CastChannels(engine, self._node, self._heartbeat, args.rank, args.num_hosts, config, self._agent)

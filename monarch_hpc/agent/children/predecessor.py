@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from monarch_hpc.agent.children.sweep import cookies, has_entries, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.machine.procfs import PROC, each_pid, read_command, read_environ
+from monarch_hpc.core.machine.procfs import PROC, each_pid, read_command, read_environ, read_stat
 
-__all__ = ["end_agents", "end_predecessor", "is_agent_of"]
+__all__ = ["agents_below", "end_agents", "end_predecessor", "is_agent_of"]
 
 _SWEEP_S = 5.0
 
@@ -65,6 +65,19 @@ def end_agents(allocation: str, uuid: str, patience_s: float, rank: int | None =
     finally:
         for pidfd in pidfds:
             os.close(pidfd)
+
+
+def agents_below(uuid: str, rank: int) -> list[int]:
+    """The children of this process, the agent of host *rank*, that are agents of other hosts: it started them as head.
+
+    Its zygotes show the same command line as it does.
+    """
+    own = os.getpid()
+    stats = {pid: read_stat(pid) for pid in _others()}
+    children = [pid for pid, stat in stats.items() if stat is not None and not stat.has_ended and stat.parent == own]
+    return [
+        pid for pid in children if is_agent_of(words := _words(pid), uuid, None) and not is_agent_of(words, uuid, rank)
+    ]
 
 
 def _is_agent(pid: int, allocation: str, uuid: str, rank: int | None) -> bool:

@@ -34,13 +34,19 @@ def rejoin_s() -> float:
 
 
 @pytest.fixture
+def tries() -> int:
+    """Config key `heal.tries`."""
+    return 0
+
+
+@pytest.fixture
 def directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[MeshFailure], rejoin_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[MeshFailure], rejoin_s: float, tries: int
 ) -> Iterator[Path]:
-    """Four hosts, of which none is started again by the head, used by this process."""
+    """Four hosts, of which by default none is started again by the head, used by this process."""
     times = {"liveness.heartbeat_s": 0.5, "liveness.suspect_s": 4.0, "liveness.dead_s": 12.0, "liveness.fence_s": 12.0}
     config = load(
-        {"procs.stop_s": 1.0, "agent.grace_s": 1.0, "heal.tries": 0, "agent.rejoin_s": rejoin_s, **times}
+        {"procs.stop_s": 1.0, "agent.grace_s": 1.0, "heal.tries": tries, "agent.rejoin_s": rejoin_s, **times}
     ).config
     with open_local(4, config, tmp_path / "demo") as directory, contextlib.ExitStack() as after:
         after.callback(Controller.close_any)
@@ -52,6 +58,13 @@ def seated(directory: Path) -> list[tuple[object, object]]:
     """The state of each host, and whether its agent is the head."""
     status = query_status(directory, _PATIENCE_S)
     return [(host["state"], host["head"]) for host in status["hosts"]] if status else []
+
+
+def num_runs(directory: Path) -> int:
+    """The number of runs that the head knows."""
+    status = query_status(directory, _PATIENCE_S)
+    assert status is not None
+    return len(status["runs"])
 
 
 def spawn_on(host: int) -> ActorMesh[Faulty]:
@@ -108,6 +121,33 @@ def test_a_head_that_was_followed_meanwhile_gives_no_orders_and_comes_back_as_an
     for host in range(4):
         assert pid_of(spawn_on(host)) > 0
     assert pid_of(kept) == pids[0]
+
+
+@pytest.mark.parametrize("tries", [3])
+def test_agents_that_a_head_has_started_again_outlive_its_fence(directory: Path) -> None:
+    first, before = hosts_of(directory)[0].agent, hosts_of(directory)[2].agent
+    os.kill(before, signal.SIGKILL)
+    wait_until("another agent", lambda: hosts_of(directory)[2].agent, accept=lambda pid: pid not in (0, before))
+    wait_until("its seat", lambda: seated(directory), accept=lambda seen: seen[2] == ("alive", False))
+    started = hosts_of(directory)[2].agent
+    os.kill(first, signal.SIGSTOP)
+    wait_until(
+        "the heir", lambda: read_head(directory), _LONG_S, accept=lambda head: head is not None and head.term > 1
+    )
+    os.kill(first, signal.SIGCONT)
+    wait_until("its return", lambda: seated(directory), _LONG_S, accept=lambda seen: seen[0] == ("alive", False))
+    spawn_on(0)
+    on_third = spawn_on(2)
+    assert hosts_of(directory)[0].agent == first, "the same process"
+    pid = pid_of(on_third)
+    Controller.close_any()
+    # Until then agents look for what the run has left.
+    wait_until("the end of the run", lambda: not num_runs(directory))
+    assert not alive(pid)
+    assert pid_of(spawn_on(2)) > 0
+    assert seated(directory)[2] == ("alive", False)
+    assert hosts_of(directory)[2].agent == started
+    assert alive(started)
 
 
 @pytest.mark.parametrize("rejoin_s", [2.0])
