@@ -34,15 +34,26 @@ class SlurmQuery:
         job_id: the job; None where there is none, and nothing is asked.
         environ: the environment for Slurm's commands.
         output: that of the job, which says why the agents' step has ended where Slurm knows only that it has.
+        answer_s: longest wait for Slurm's word, in seconds.
+        gone_s: the same for a question in the background.
     """
 
     def __init__(
-        self, engine: Engine, job_id: int | None, environ: Mapping[str, str], output: Path | None = None
+        self,
+        engine: Engine,
+        job_id: int | None,
+        environ: Mapping[str, str],
+        output: Path | None = None,
+        *,
+        answer_s: float = ANSWER_S,
+        gone_s: float = _GONE_S,
     ) -> None:
         self._engine = engine
         self._job_id = job_id
         self._environ = environ
         self._output = output
+        self._answer_s = answer_s
+        self._gone_s = gone_s
         self._is_silent = False
         self._jobs: dict[str, int] = {}  # host -> its job, if it is known
 
@@ -64,7 +75,8 @@ class SlurmQuery:
         if self._job_id is None:
             answered(None)
         else:
-            self._ask(partial(self._read_death, self._jobs.get(host, self._job_id), host), host, answered)
+            read = partial(self._read_death, self._jobs.get(host, self._job_id), host)
+            self._ask(read, host, answered, self._answer_s)
 
     def ask_standing(self, host: str, addresses: Sequence[str], answered: Callable[[HostStanding], None]) -> None:
         """Call *answered* once, on the driver: with whether the job still has *host*, and it works.
@@ -82,7 +94,7 @@ class SlurmQuery:
             partial(self._read_standing, self._jobs.get(host, self._job_id), host, addresses),
             host,
             lambda standing: answered(standing or HostStanding.UNKNOWN),
-            ANSWER_S + LOOK_S * len(addresses),
+            self._answer_s + LOOK_S * len(addresses),
         )
 
     def ask_gone(self, host: str, answered: Callable[[bool], None]) -> None:
@@ -91,14 +103,14 @@ class SlurmQuery:
             answered(False)
             return
         read = partial(self._read_gone, self._jobs.get(host, self._job_id), host)
-        self._ask(read, host, lambda gone: answered(bool(gone)), _GONE_S)
+        self._ask(read, host, lambda gone: answered(bool(gone)), self._gone_s)
 
     def _ask(
         self,
         read: Callable[[], _A | None],
         host: str,
         answered: Callable[[_A | None], None],
-        limit_s: float = ANSWER_S,
+        limit_s: float,
     ) -> None:
         waiting = [answered]
 
@@ -131,7 +143,7 @@ class SlurmQuery:
         from monarch_hpc.slurm.commands.client import SlurmClient
         from monarch_hpc.slurm.death import ask_death, step_death
 
-        death = ask_death(SlurmClient(self._environ, ANSWER_S), job_id, host)
+        death = ask_death(SlurmClient(self._environ, self._answer_s), job_id, host)
         if death is not None and death.kind is DeathKind.EXIT and self._output is not None:
             return step_death(self._output) or death
         return death
@@ -140,13 +152,13 @@ class SlurmQuery:
         from monarch_hpc.slurm.commands.client import SlurmClient
         from monarch_hpc.slurm.ghost import runs_without
 
-        job = SlurmClient(self._environ, _GONE_S).find_job(job_id)
+        job = SlurmClient(self._environ, self._gone_s).find_job(job_id)
         return job is not None and runs_without(job, host)
 
     def _read_standing(self, job_id: int, host: str, addresses: Sequence[str]) -> HostStanding:
         from monarch_hpc.slurm.commands.client import SlurmClient
         from monarch_hpc.slurm.death import ask_standing
 
-        standing = ask_standing(SlurmClient(self._environ, ANSWER_S), job_id, host)
+        standing = ask_standing(SlurmClient(self._environ, self._answer_s), job_id, host)
         silent = standing is HostStanding.UP and is_listening(addresses) is None
         return HostStanding.NOT_UP if silent else standing

@@ -16,14 +16,20 @@ JOB = "JobId=7 JobName=mh JobState={0} Reason=None NodeList=n[1-2]"
 NODE = "NodeName=n2 State=DOWN* Reason=no power"
 
 
-def ask(job_id: int | None, path: Path, host: str = "", output: Path | None = None) -> list[Death | None]:
+PATIENCE_S = 60.0
+"""Limit for answers that come."""
+
+
+def ask(
+    job_id: int | None, path: Path, host: str = "", output: Path | None = None, answer_s: float = PATIENCE_S
+) -> list[Death | None]:
     engine = Engine()
     engine.start()
     answers: list[Death | None] = []
     try:
-        query = SlurmQuery(engine, job_id, {"PATH": str(path)}, output)
+        query = SlurmQuery(engine, job_id, {"PATH": str(path)}, output, answer_s=answer_s)
         engine.call_soon(lambda: query.ask(host, answers.append))
-        wait_until("the answer", lambda: len(answers), accept=bool)
+        wait_until("the answer", lambda: len(answers), 2 * PATIENCE_S, accept=bool)
     finally:
         engine.close()
     return answers
@@ -61,20 +67,20 @@ def test_one_that_hangs_or_talks_nonsense_is_no_answer(tmp_path: Path) -> None:
     put(tmp_path, "echo lorem ipsum")
     assert ask(7, tmp_path) == [None]
     put(tmp_path, "exec /bin/sleep 600")
-    assert ask(7, tmp_path) == [None]
+    assert ask(7, tmp_path, answer_s=0.1) == [None]
 
 
 def test_an_outage_is_logged_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine()
     engine.start()
-    query = SlurmQuery(engine, 7, {"PATH": str(tmp_path)})
+    query = SlurmQuery(engine, 7, {"PATH": str(tmp_path)}, gone_s=PATIENCE_S)
     try:
         for script, num in (("exit 1", 3), (f"echo '{JOB.format('RUNNING')}'", 2)):
             put(tmp_path, script)
             for _ in range(num):
                 answers: list[bool] = []
                 engine.call_soon(partial(query.ask_gone, "n3", answers.append))
-                wait_until("the answer", partial(len, answers))
+                wait_until("the answer", partial(len, answers), 2 * PATIENCE_S)
                 assert answers == [script != "exit 1"]
     finally:
         engine.close()

@@ -20,7 +20,7 @@ def hears(path: Path, job_id: int | None = 7) -> bool:
     engine = Engine()
     engine.start()
     said: list[str] = []
-    word = SlurmWord(engine, SlurmQuery(engine, job_id, {"PATH": f"{path}:/usr/bin:/bin"}))
+    word = SlurmWord(engine, SlurmQuery(engine, job_id, {"PATH": f"{path}:/usr/bin:/bin"}, gone_s=60.0))
     asked = threading.Event()
 
     def ask() -> None:
