@@ -12,7 +12,7 @@ import pytest
 
 from monarch_hpc.testing import wait_until
 from tests.slurm.commands import FOUR, Alice, alice, argv, declare_down, procs_left, until_printed, write
-from tests.slurm.test_returns import agent_on
+from tests.slurm.test_returns import agent_on, changes
 
 __all__ = ["alice"]
 
@@ -211,12 +211,9 @@ def test_a_head_without_network_is_followed_and_leaves(alice: Alice) -> None:
 
 def renew_second(alice: Alice) -> int:
     """Kill the agent of n2, and wait until the head on n1 has started another; return that one's pid."""
-    before = agent_on(alice, "n2")
-    os.kill(before, signal.SIGKILL)
-    new = wait_until("the new agent", partial(agent_on, alice, "n2"), 60.0, accept=lambda pid: pid not in (0, before))
-    alive = {"n1": ("alive", True), "n2": ("alive", False), "n3": ("alive", False), "n4": ("alive", False)}
-    wait_until("the return of n2", partial(seats, alice), 60.0, accept=lambda seen: seen == alive)
-    return new
+    os.kill(agent_on(alice, "n2"), signal.SIGKILL)
+    wait_until("its return", lambda: "returned" in [what for what, _ in changes(alice, "n2")], 60.0)
+    return agent_on(alice, "n2")
 
 
 def test_a_head_whose_cable_is_in_again_before_slurm_has_noticed_is_seated_as_an_agent(alice: Alice) -> None:
