@@ -6,6 +6,7 @@ the command does with them: it reads them, and draws a screen of 50 lines. Conne
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import sys
@@ -98,6 +99,7 @@ def main() -> None:
     vars(rows)["ask"] = ask  # the wire is not measured
     hosts, screen, seen = WatchedHosts({"dev": Path("dev")}, None), TopScreen(), Sighting()
     times = []
+    gc.freeze()  # as the command does
     asked = sys.stdin if sys.argv[1:] == ["-"] else range(_NUM_ROUNDS)
     for place, _ in enumerate(asked):
         now = place % _NUM_PICTURES

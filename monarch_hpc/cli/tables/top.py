@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -87,6 +88,7 @@ def command(name: str | None, once: bool, run: str | None, wanted: str, every_s:
         from monarch_hpc.cli.tables.top_window import show_window
     except ImportError as error:
         raise click.UsageError(f"this Python has no curses ({error}); --once prints one picture") from error
+    gc.freeze()  # what is loaded stays: a collection after each few pictures would go through all of it
     try:
         show_window(TopScreen(wanted), hosts, {"stack": hosts.stack, "logs": hosts.logs}, every_s)
     except curses.error as error:

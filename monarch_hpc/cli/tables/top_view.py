@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import field
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 from monarch_hpc.cli.output import plain
 from monarch_hpc.cli.tables.calls import format_age
@@ -26,6 +28,8 @@ _FIXED = {"STATE": 10, "CPU": 5, "MEMORY": 9, "FOR": 8, "QUEUED": 6}
 _MIN_WIDTH, _MIN_HEIGHT = 40, 6
 
 _Key = tuple[object, ...]
+_Told = tuple[ProcRow, float | None, Sequence[Row], Row | None]
+_Look = Callable[[_Key, int], tuple[ProcRow, float | None, Sequence[Row]]]
 
 
 class ProcSeen:
@@ -33,21 +37,26 @@ class ProcSeen:
 
     Args:
         key: its identity from one picture to the next: allocation, host, run, mesh, rank and process id.
-        look: gives the process; the part of a core that it has used since the picture before, None in the first one;
-            and its actors.
+        host: allocation and host, as one key.
+        look: called with *key* and *place* for the process; the part of a core that it has used since the picture
+            before, None in the first one; and its actors.
     """
 
-    __slots__ = ("_look", "_told", "key")
+    __slots__ = ("_look", "_place", "_told", "host", "key")
 
-    def __init__(self, key: _Key, look: Callable[[], tuple[ProcRow, float | None, Sequence[Row]]]) -> None:
+    def __init__(self, key: _Key, host: _Key, look: _Look, place: int) -> None:
         self.key = key
+        self.host = host
         self._look = look
-        self._told: tuple[ProcRow, float | None, Sequence[Row]] | None = None
+        self._place = place
+        self._told: _Told | None = None
 
     @property
-    def _content(self) -> tuple[ProcRow, float | None, Sequence[Row]]:
+    def told(self) -> _Told:
+        """The process, its use of CPUs, its actors, and the one of them that the line of the process shows."""
         if self._told is None:
-            self._told = self._look()
+            process, cpu, rows = self._look(self.key, self._place)
+            self._told = process, cpu, rows, _busiest(rows)
         return self._told
 
     @property
@@ -58,17 +67,17 @@ class ProcSeen:
     @property
     def process(self) -> ProcRow:
         """The process itself."""
-        return self._content[0]
+        return self.told[0]
 
     @property
     def cpu(self) -> float | None:
         """The part of a core that it has used since the picture before; None in the first one."""
-        return self._content[1]
+        return self.told[1]
 
     @property
     def rows(self) -> Sequence[Row]:
         """Its actors, and what it does without one."""
-        return self._content[2]
+        return self.told[2]
 
     @property
     def name(self) -> str:
@@ -114,8 +123,9 @@ def see(seen: Mapping[str, CallsSeen], warnings: Iterable[str], before: Sighting
         keys: list[_Key] = list(zip([name] * len(picture.calls), *columns, strict=True))
         cpu_s.update(zip(keys, column("cpu_s"), strict=True))
         places = sorted(range(len(keys)), key=keys.__getitem__)
+        hosts = {host: (name, host) for host in columns[0]}
         look = partial(_look, picture, before.cpu_s, elapsed_s)
-        found += [ProcSeen(keys[place], partial(look, keys[place], place)) for place in places]
+        found += [ProcSeen(keys[place], hosts[columns[0][place]], look, place) for place in places]
         rings += [f"deadlock: {' -> '.join([*ring, ring[0]])}" for ring in picture.deadlocks]
     return Sighting(found, [*warnings, *rings], now_s, cpu_s)
 
@@ -123,10 +133,9 @@ def see(seen: Mapping[str, CallsSeen], warnings: Iterable[str], before: Sighting
 def _look(
     picture: Picture, before_s: Mapping[_Key, float], elapsed_s: float, key: _Key, place: int
 ) -> tuple[ProcRow, float | None, Sequence[Row]]:
-    (one,) = picture.calls.processes.make(place, place + 1)
-    process = ProcRow(*one.first_columns, one.rss_bytes, one.cpu_s)
+    process = picture.calls.process(place)
     last_s = before_s.get(key) if elapsed_s > 0 else None
-    cpu = None if last_s is None else max(one.cpu_s - last_s, 0.0) / elapsed_s
+    cpu = None if last_s is None else max(process.cpu_s - last_s, 0.0) / elapsed_s
     return process, cpu, picture.rows_of(place)
 
 
@@ -135,24 +144,25 @@ class Line:
 
     Args:
         key: the same in all pictures.
-        make: gives its cells, and whether it is bad.
+        make: gives its cells, and whether it is bad, for *what* it shows.
         proc: the proc that it is about.
     """
 
-    __slots__ = ("_made", "_make", "key", "proc")
+    __slots__ = ("_made", "_make", "_what", "key", "proc")
 
     def __init__(
-        self, key: _Key, make: Callable[[], tuple[tuple[str, ...], bool]], proc: ProcSeen | None = None
+        self, key: _Key, make: Callable[[Any], tuple[tuple[str, ...], bool]], what: object, proc: ProcSeen | None
     ) -> None:
         self.key = key
         self.proc = proc
         self._make = make
+        self._what = what
         self._made: tuple[tuple[str, ...], bool] | None = None
 
     @property
     def _content(self) -> tuple[tuple[str, ...], bool]:
         if self._made is None:
-            self._made = self._make()
+            self._made = self._make(self._what)
         return self._made
 
     @property
@@ -176,17 +186,16 @@ def lines_of(snapshot: Sighting, turned: Set[_Key], wanted: str = "", *, everyth
     """
     found: list[Line] = []
     chosen = (proc for proc in snapshot.procs if not wanted or wanted.lower() in _words(proc))
-    for key, some in groupby(chosen, key=lambda proc: proc.key[:2]):
+    for key, some in groupby(chosen, key=attrgetter("host")):
         procs = list(some)
-        found.append(Line(key, partial(_host_line, str(key[1]), procs)))
-        if key in turned and not everything:
-            continue
-        for proc in procs:
-            found.append(Line(proc.key, partial(_proc_line, proc), proc))
-            if proc.key in turned or everything:
-                found += [
-                    Line((*proc.key, row.actor), partial(_actor_line, row), proc) for row in proc.rows if row.actor
-                ]
+        found.append(Line(key, _host_line, procs, None))
+        if everything or turned:
+            for proc in procs if everything or key not in turned else ():
+                found.append(Line(proc.key, _proc_line, proc, proc))
+                if proc.key in turned or everything:
+                    found += [Line((*proc.key, row.actor), _actor_line, row, proc) for row in proc.rows if row.actor]
+        else:
+            found += [Line(proc.key, _proc_line, proc, proc) for proc in procs]
     return found
 
 
@@ -198,32 +207,23 @@ def _words(proc: ProcSeen) -> str:
     return "\n".join(words).lower()
 
 
-def _host_line(host: str, procs: Sequence[ProcSeen]) -> tuple[tuple[str, ...], bool]:
-    states = Counter(_state(proc) for proc in procs)
-    num_ended = sum(proc.process.state == "ended" for proc in procs)
+def _host_line(procs: Sequence[ProcSeen]) -> tuple[tuple[str, ...], bool]:
+    states = Counter(map(_state, procs))
     counted = ", ".join(f"{num} {state}" for state, num in states.most_common())
     cpus = [proc.cpu for proc in procs if proc.cpu is not None]
     memory = _size(sum(proc.process.rss_bytes for proc in procs))
-    cells = (
-        host,
-        _counted(len(procs), "proc"),
-        _cpu(sum(cpus) if cpus else None),
-        memory,
-        counted,
-        "",
-        "",
-        "",
-    )
-    return cells, num_ended > 0 or "stopped" in states
+    cpu = _cpu(sum(cpus) if cpus else None)
+    cells = (str(procs[0].host[1]), _counted(len(procs), "proc"), cpu, memory, counted, "", "", "")
+    return cells, "dead" in states or "stopped" in states
 
 
 def _proc_line(proc: ProcSeen) -> tuple[tuple[str, ...], bool]:
-    one, row = proc.process, _busiest(proc.rows)
-    name = f"  {proc.name}" + (f" {one.pid}" if one.pid else "")
+    one, cpu, _, row = proc.told
+    name = f"  {proc.name} {one.pid}" if one.pid else f"  {proc.name}"
     state = _state(proc)
     calls = ("", "", one.cause, "") if row is None or one.state == "ended" else _calls(row)
     bad = one.state in ("ended", "stopped") or state == "failed"
-    return (name, state, _cpu(proc.cpu), _size(one.rss_bytes), *calls), bad
+    return (name, state, _cpu(cpu), _size(one.rss_bytes), *calls), bad
 
 
 def _actor_line(row: Row) -> tuple[tuple[str, ...], bool]:
@@ -237,8 +237,8 @@ def _busiest(rows: Sequence[Row]) -> Row | None:
 
 
 def _state(proc: ProcSeen) -> str:
-    row = _busiest(proc.rows)
-    state = proc.process.state
+    process, _, _, row = proc.told
+    state = process.state
     if state != "ready" or row is None:
         return "dead" if state == "ended" else state
     return row.state.partition(":")[0]
@@ -354,7 +354,7 @@ class TopScreen:
         """Return the lines of the screen with their style: ``head``, ``bad``, ``selected``, or empty."""
         if width < _MIN_WIDTH or height < _MIN_HEIGHT:
             return [(clip(f"needs {_MIN_WIDTH}x{_MIN_HEIGHT} characters", width), "")][:height]
-        hosts = len({proc.key[:2] for proc in snapshot.procs})
+        hosts = len(set(map(attrgetter("host"), snapshot.procs)))
         title = f"monarch-hpc top   {_counted(hosts, 'host')}, {_counted(len(snapshot.procs), 'proc')}"
         found = [(title if snapshot.t else "monarch-hpc top   asking the hosts", "")]
         found += [(warning, "bad") for warning in snapshot.warnings[: height // 4]]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, overload
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.tables.columns import Block, Entries, render_block, starts_of
-from monarch_hpc.wire.tables.procs import RunProcess
+from monarch_hpc.wire.tables.procs import ProcRow, RunProcess
 from monarch_hpc.wire.tables.schema import Table
 
 __all__ = [
@@ -226,11 +227,10 @@ class CallsSeen(Sequence[ProcCalls]):
         self.processes: Entries[_Process] = Entries(_Process, columns[0], "processes")
         self._entries: dict[str, Entries[Any]] = {}
         self._starts: dict[str, list[int]] = {}
+        self._process_columns: list[list[Any]] = []
         for (name, (length, cls)), blocks in zip(_LISTS.items(), columns[1:], strict=True):
             self._entries[name] = Entries(cls, blocks, name)
-            place = self.processes.place(length)
-            for process, block in zip(columns[0], blocks, strict=True):
-                _check_length(process, place, block, name)
+            _check_lengths(columns[0], self.processes.place(length), blocks, name)
 
     @classmethod
     def of(cls, rows: Sequence[ProcCalls]) -> CallsSeen:
@@ -271,6 +271,12 @@ class CallsSeen(Sequence[ProcCalls]):
     def __iter__(self) -> Iterator[ProcCalls]:
         return (self[place] for place in range(len(self)))
 
+    def process(self, place: int) -> ProcRow:
+        """One of the processes, without its calls."""
+        if not self._process_columns:
+            self._process_columns = [self.processes.column(field.name) for field in fields(ProcRow)]
+        return ProcRow(*[column[place] for column in self._process_columns])
+
     def check(self, names: Iterable[str]) -> None:
         """Look at all values of processes and of some of their lists, so that none is found to be wrong later."""
         self.processes.check()
@@ -285,21 +291,30 @@ class CallsSeen(Sequence[ProcCalls]):
         """The length of that list, of each process."""
         return self.processes.column(_LISTS[name][0])
 
-    def list_of(self, name: str, place: int) -> list[Any]:
-        """That list of one process."""
+    def places(self, name: str, place: int) -> range:
+        """The places of the entries of that list of one process, among all."""
         if name not in self._starts:
             self._starts[name] = starts_of(self.lengths(name))
         starts = self._starts[name]
-        return self._entries[name].make(starts[place], starts[place + 1])
+        return range(starts[place], starts[place + 1])
+
+    def list_of(self, name: str, place: int) -> list[Any]:
+        """That list of one process."""
+        places = self.places(name, place)
+        return self._entries[name].make(places.start, places.stop)
 
 
-def _check_length(process: Block, place: int, block: Block, name: str) -> None:
-    """Check that the processes of one answer have as many entries as there are."""
-    lengths, num = process[place], process[0]
-    if type(lengths) is not list:
-        lengths = [lengths] * num
-    if not {int}.issuperset(map(type, lengths)) or min(lengths, default=0) < 0 or sum(lengths) != block[0]:
-        raise FrameError(f"{num} processes have {block[0]} {name}, not {lengths!s:.80}")
+def _check_lengths(processes: Sequence[Block], place: int, blocks: Sequence[Block], name: str) -> None:
+    """Check that the processes of each answer have as many entries as there are."""
+    for process, block in zip(processes, blocks, strict=True):
+        lengths, num = process[place], process[0]
+        if type(lengths) is int and lengths >= 0:
+            is_right = lengths * num == block[0]
+        else:
+            is_right = type(lengths) is list and {int}.issuperset(map(type, lengths))
+            is_right = is_right and min(lengths, default=0) >= 0 and sum(lengths) == block[0]
+        if not is_right:
+            raise FrameError(f"{num} processes have {block[0]} {name}, not {lengths!s:.80}")
 
 
 class _CallsTable(Table[ProcCalls]):

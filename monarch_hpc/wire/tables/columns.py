@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 import typing
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, repeat
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.document import MAX_BITS
@@ -63,25 +64,26 @@ class Entries(Generic[T]):
     def __init__(self, cls: type[T], blocks: Iterable[object], what: str) -> None:
         self._cls = cls
         self._what = what
-        self._places = {name: place for place, name in enumerate(_fields(cls), 1)}
-        self._lists = [place for place, kind in enumerate(_fields(cls).values()) if kind == _NUMBERS]
+        self._kinds = _fields(cls)
+        self._places = {name: place for place, name in enumerate(self._kinds, 1)}
+        self._numbers = [place for place, kind in enumerate(self._kinds.values()) if kind == _NUMBERS]
         self._columns: dict[str, list[Any]] = {}
-        self._all: list[list[Any]] | None = None
-        self._blocks: list[Block] = []
-        self._num = 0
-        num_columns = len(self._places)
-        for block in blocks:
-            if type(block) is not list or len(block) != num_columns + 1:
-                raise FrameError(f"{what} are not {num_columns} columns: {block!s:.80}")
-            num, first = block[0], block[1]
-            if type(first) is not list or type(num) is not int or len(first) != num:
-                raise FrameError(f"{what} are not {num!s:.80} entries: {first!s:.80}")
-            if num:
-                self._blocks.append(block)
-                self._num += num
+        self._unchecked = set(self._kinds)
+        self._blocks: list[Block] = [block for block in blocks if self._has_entries(block)]  # type: ignore[misc]
+        self._turned = list(zip(*self._blocks, strict=True)) or [()] * (1 + len(self._kinds))
+        self._counts: tuple[int, ...] = self._turned[0]
+        self._starts = starts_of(self._counts)
+
+    def _has_entries(self, block: Any) -> bool:
+        if type(block) is not list or len(block) != 1 + len(self._kinds):
+            raise FrameError(f"{self._what} are not {len(self._kinds)} columns: {block!s:.80}")
+        num, first = block[0], block[1]
+        if type(first) is not list or type(num) is not int or len(first) != num:
+            raise FrameError(f"{self._what} are not {num!s:.80} entries: {first!s:.80}")
+        return num > 0
 
     def __len__(self) -> int:
-        return self._num
+        return self._starts[-1]
 
     def place(self, name: str) -> int:
         """Where the column of a field is in a block."""
@@ -91,39 +93,68 @@ class Entries(Generic[T]):
         """The values of a field, of all entries; of lists of numbers, their texts."""
         column = self._columns.get(name)
         if column is None:
-            column = self._columns[name] = self._read(name)
-        return column
-
-    def _read(self, name: str) -> list[Any]:
-        place, kind = self._places[name], _fields(self._cls)[name]
-        column: list[Any] = []
-        alike: list[Any] = []
-        for block in self._blocks:
-            values = block[place]
-            if type(values) is not list:
-                alike.append(values)
-                values = [values] * block[0]
-            elif len(values) != block[0]:
-                raise FrameError(f"{self._what}.{name}: {len(values)} values of {block[0]} entries")
-            column += values
-        if not _CHECKS[kind](alike if len(alike) == len(self._blocks) else column):
-            wrong = next((one for one in column if not _CHECKS[kind]([one])), None)
-            raise FrameError(f"{self._what}.{name}: {wrong!r:.80} is not of type {kind}")
+            self._check((name,))
+            parts = self._turned[self._places[name]]
+            if list in map(type, parts):
+                column = list(chain.from_iterable(map(_values, parts, self._counts)))
+            else:
+                column = list(spread(parts, self._counts))
+            self._columns[name] = column
         return column
 
     def make(self, start: int, stop: int) -> list[T]:
         """Return some of the entries."""
-        if self._all is None:
-            self._all = [self.column(name) for name in self._places]
-        columns = [column[start:stop] for column in self._all]
-        for place in self._lists:
-            columns[place] = [numbers_of(text) for text in columns[place]]
-        return [self._cls(*values) for values in zip(*columns, strict=True)]
+        if self._unchecked:
+            self.check()
+        found = []
+        at = bisect_right(self._starts, start) - 1
+        while start < min(stop, self._starts[-1]):
+            block, place = self._blocks[at], start - self._starts[at]
+            values = [column[place] if type(column) is list else column for column in block[1:]]
+            for number in self._numbers:
+                values[number] = numbers_of(values[number])
+            found.append(self._cls(*values))
+            start += 1
+            at += start == self._starts[at + 1]
+        return found
 
     def check(self) -> None:
         """Look at all columns, so that no value is found to be wrong later."""
-        for name in self._places:
-            self.column(name)
+        self._check(tuple(self._kinds))
+
+    def _check(self, names: Sequence[str]) -> None:
+        """Check that columns have the right lengths and types; those of one type at once, since there are many."""
+        found: dict[Any, list[Any]] = {}
+        for name in names:
+            if name not in self._unchecked:
+                continue
+            values = found.setdefault(self._kinds[name], [])
+            parts = self._turned[self._places[name]]
+            if list not in map(type, parts):
+                values += parts
+                continue
+            lists = list(map(_values, parts, self._counts))
+            lengths = tuple(map(len, lists))
+            if lengths != self._counts:
+                wrong = next(place for place, num in enumerate(self._counts) if lengths[place] != num)
+                raise FrameError(f"{self._what}.{name}: {lengths[wrong]} values of {self._counts[wrong]} entries")
+            values += chain.from_iterable(lists)
+        if not all(_CHECKS[kind](values) for kind, values in found.items()):
+            self._raise(names)
+        self._unchecked.difference_update(names)
+
+    def _raise(self, names: Iterable[str]) -> NoReturn:
+        """Say which value is of another type than it should."""
+        for name in names:
+            kind = self._kinds[name]
+            for value in chain.from_iterable(map(_values, self._turned[self._places[name]], repeat(1))):
+                if not _CHECKS[kind]([value]):
+                    raise FrameError(f"{self._what}.{name}: {value!r:.80} is not of type {kind}")
+        raise AssertionError(names)
+
+
+def _values(part: Any, num: int) -> list[Any]:
+    return part if type(part) is list else [part] * num
 
 
 def numbers_of(text: str) -> list[int]:

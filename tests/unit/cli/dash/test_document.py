@@ -26,7 +26,8 @@ HOSTILE = "</script><script>alert(1)</script>\x1b]0;owned\x07\u202e"
 
 def proc(rank: int, state: str = "ready", pid: int = 0, mesh: int = 1, rows: tuple[Row, ...] = ()) -> ProcSeen:
     one = ProcRow("run", mesh, rank, "n1", pid or 100 + rank, state, "", 1000, 1.5)
-    return ProcSeen(("dev", one.host, one.run, one.mesh, one.rank, one.pid), lambda: (one, 0.123, rows))
+    key = "dev", one.host, one.run, one.mesh, one.rank, one.pid
+    return ProcSeen(key, key[:2], lambda *_: (one, 0.123, rows), 0)
 
 
 def row(actor: str, state: str, runs_s: float = 0.0, waits_s: float = 0.0) -> Row:
