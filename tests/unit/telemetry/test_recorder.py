@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -366,6 +367,36 @@ def test_what_cannot_be_read_says_why(make: Make) -> None:
         assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
     finally:
         os.close(fd)
+
+
+def test_metrics_whose_names_and_tags_are_known_are_recorded_at_once(make: Make) -> None:
+    recorder, memory = make()
+    names, known = recorder.names, recorder.known_metric
+    few: dict[str, Any] = {"split": "train"}
+    many: dict[str, Any] = {"split": "train", "lr": 0.5, "last": True}
+    assert not known(1, "loss", {}, None, 1.0)  # it has no number yet
+    loss, ones, labels = names.metric("loss"), names.tags(few), names.tags(many)
+    assert known(1, "loss", {}, None, 1.0) and known(2, "loss", few, 7, 2)
+    assert known(3, "loss", many, -(2**63) + 1, 1e308) and known(3, "loss", many, 2**63 - 1, True)
+    unknown: list[tuple[int, Any, Any, Any, Any]] = [
+        (1, "other", {}, None, 1.0),
+        (1, b"loss", {}, None, 1.0),
+        (1, "loss", {"split": "test"}, None, 1.0),
+        (1, "loss", {**many, "last": 1}, None, 1.0),  # 1 == True
+        (1, "loss", {"split": []}, None, 1.0),
+        (1, "loss", {}, True, 1.0),
+        (1, "loss", {}, 2**63, 1.0),
+        (1, "loss", {}, layout.NO_STEP, 1.0),
+        (1, "loss", {}, None, 10**400),
+    ]
+    assert not any(known(*one) for one in unknown)
+    found = [(one.actor, one.name, one.peer, one.dur, one.number) for one in read_ring(memory, layout.METRICS)]
+    assert found == [
+        (1, loss, 0, layout.NO_STEP, 1.0),
+        (2, loss, ones, 7, 2.0),
+        (3, loss, labels, -(2**63) + 1, 1e308),
+        (3, loss, labels, 2**63 - 1, 1.0),
+    ]
 
 
 def test_metrics_are_recorded_with_any_step_and_value(make: Make) -> None:
