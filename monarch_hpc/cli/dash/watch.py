@@ -135,14 +135,14 @@ class Watch:
 
         where: dict[str, object] = {} if self._run is None else {"run": self._run}
         failed: list[HandledCall] = []
-        for name, directory in self._targets.items():
+        for name, head in self._hosts.heads.items():
             newest = self._newest.get(name, 0.0)
-            metrics = query_rows(directory, METRICS, _WAIT_S, {**where, "t": [">=", newest - _SLACK_S]})
+            metrics = query_rows(head, METRICS, _WAIT_S, {**where, "t": [">=", newest - _SLACK_S]})
             if metrics is not None:
                 self._metrics.add(name, metrics.rows)
                 if not (metrics.missing or metrics.left_out):
                     self._newest[name] = max([newest, *(row.t for row in metrics.rows)])
-            calls = query_rows(directory, HANDLED, _WAIT_S, {**where, "status": "failed"})
+            calls = query_rows(head, HANDLED, _WAIT_S, {**where, "status": "failed"})
             failed += [] if calls is None else calls.rows
         document: dict[str, object] = {
             "charts": chart_document(self._metrics.charts()),

@@ -97,13 +97,17 @@ def command(name: str | None, once: bool, run: str | None, wanted: str, every_s:
 
 
 class WatchedHosts:
-    """The hosts of some allocations, by name and directory, with a channel to each head until `close`."""
+    """The hosts of some allocations, by name and directory.
+
+    Attributes:
+        heads: a channel to the head of each, for one thread, until `close`.
+    """
 
     def __init__(self, targets: Mapping[str, Path], run: str | None) -> None:
         from monarch_hpc.attach.head.client import HeadClient
 
         self._targets = targets
-        self._heads = {name: HeadClient(directory) for name, directory in targets.items()}
+        self.heads = {name: HeadClient(directory) for name, directory in targets.items()}
         self._where = {} if run is None else {"run": run}
 
     def look(self, before: Sighting) -> Sighting:
@@ -112,7 +116,7 @@ class WatchedHosts:
         now_s = monotonic()
         seen: dict[str, CallsSeen] = {}
         warnings: list[str] = []
-        for name, head in self._heads.items():
+        for name, head in self.heads.items():
             answer = query_portions(head, CALLS.name, _WAIT_S, self._where, parts=LOOKED_AT)
             if answer is None:
                 warnings.append(f"{name}: its head does not answer")
@@ -125,7 +129,7 @@ class WatchedHosts:
 
     def close(self) -> None:
         """Close the channels; no picture is being taken."""
-        for head in self._heads.values():
+        for head in self.heads.values():
             head.close()
 
     def stack(self, proc: ProcSeen) -> Iterator[str]:

@@ -251,7 +251,12 @@ def test_10_000_cells_and_2_000_lines(browser: Browser, tmp_path: Path) -> None:
     states = ["ready", "ready", "ready", "stopped", "ended"]
     rows = [ProcRow("run", 1, rank, f"n{rank // 8}", rank, states[rank % 5], "", 1, 0.0) for rank in range(10_000)]
     procs = [
-        ProcSeen(("dev", one.host, one.run, one.mesh, one.rank, one.pid), lambda one=one: (one, 0.5, ()))  # type: ignore[misc]
+        ProcSeen(
+            ("dev", one.host, one.run, one.mesh, one.rank, one.pid),
+            ("dev", one.host),
+            lambda *_, one=one: (one, 0.5, ()),
+            0,
+        )
         for one in rows
     ]
     store = MetricStore()

@@ -24,6 +24,7 @@ from monarch_hpc import Actor, endpoint, telemetry
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.clock import monotonic_ns
+from monarch_hpc.core.machine.procfs import read_cpu_s
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.history import HISTORY
 from monarch_hpc.telemetry.kept.compact import compact, drop_old
@@ -47,8 +48,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 F_SEAL_GROW = 0x4
 NUM_KILLS = int(os.environ.get("NUM_KILLS", "4"))
-"""More of them search longer, in several tests of `_MOST_KILLS` at most: each keeps all that the ones before have."""
-_MOST_KILLS = 40
+"""More of them search longer."""
 
 CORRECTION = Correction(5 * 10**9, 12.34)
 PLACE = ProcPlace("run", 1, 2, 77)
@@ -278,21 +278,52 @@ def test_the_oldest_files_are_removed_when_there_are_too_many(make: Callable[...
     assert len(find_kept(tmp_path).files["handled"]) == 1 and calls_of(tmp_path)[-1] == 1300
 
 
-@pytest.mark.parametrize("first", range(0, NUM_KILLS, _MOST_KILLS))
-def test_kills_while_files_are_written_lose_and_double_nothing(written: Written, tmp_path: Path, first: int) -> None:
-    chance = random.Random(5 + first)
+class SeenFiles:
+    """What is kept at several times, of which files that were there before, and never change, are not read again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.known: dict[Path, list[int]] = {}
+
+    def numbers(self, table: str, column: str) -> list[int]:
+        """One column of all rows, sorted."""
+        found = find_kept(self.directory)
+        assert found.unreadable == []
+        numbers = []
+        for path in found.files.get(table, {}):
+            if path not in self.known:
+                self.known[path] = pq.read_table(path, columns=[column])[column].to_pylist()
+            numbers += self.known[path]
+        for rows in found.rows([table], columns={table: [column]}).values():
+            numbers += rows[column].to_pylist()
+        return sorted(numbers)
+
+
+@pytest.mark.timeout(60 + 10 * NUM_KILLS)
+def test_kills_while_files_are_written_lose_and_double_nothing(written: Written, tmp_path: Path) -> None:
+    chance, seen, whole_s, num_ended = random.Random(5), SeenFiles(tmp_path), 0.0, 0
     argv = [sys.executable, "-m", "monarch_hpc.telemetry.kept.compact", str(tmp_path), "0", str(1 << 30)]
-    for round_number in range(min(_MOST_KILLS, NUM_KILLS - first)):
+    for number in range(NUM_KILLS + 1):
         written.handle(2000)
-        written.recorder.metric(0, written.recorder.names.metric("loss"), 0, round_number, 1.0)
+        written.recorder.metric(0, written.recorder.names.metric("loss"), 0, number, 1.0)
         written.keeper.finish()
+        # Somewhere in its imports, its reading, its writing, or after its end; by CPU time, whatever else runs. The
+        # first one shows how long it takes.
+        killed_s = chance.uniform(0.3, 1.1) * whole_s if number else 60.0
         with child(subprocess.Popen(argv)) as process:
-            # Somewhere in its imports, its reading, its writing, or after its end.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(chance.uniform(0.2, 3.0))
+            used_s = 0.0
+            while process.poll() is None and used_s < killed_s:
+                used_s = max(used_s, read_cpu_s(process.pid))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.01)
             process.kill()
-        assert calls_of(tmp_path) == [*range(1, 2000 * (round_number + 1) + 1)]
-        assert len(kept(tmp_path, "metrics")) == round_number + 1
+            num_ended += process.wait() == 0
+        whole_s = whole_s or used_s
+        assert seen.numbers("handled", "call") == [*range(1, 2000 * (number + 1) + 1)]
+        assert seen.numbers("metrics", "step") == [*range(number + 1)]
+    assert calls_of(tmp_path) == [*range(1, 2000 * (NUM_KILLS + 1) + 1)]
+    assert sorted(row["step"] for row in kept(tmp_path, "metrics")) == [*range(NUM_KILLS + 1)]
+    print(f"{NUM_KILLS} kills, {num_ended - 1} of them after the end; {len(seen.known)} files of tables")
 
 
 class Trainer(Actor):
