@@ -127,10 +127,6 @@ def test_joins_of_hosts_have_the_rows_of_one_host(planner: Planner) -> None:
             "home",
         ),
         (
-            "SELECT a.host, median(a.t) FROM handled a JOIN spans b USING (host) RIGHT JOIN sends USING (host) GROUP BY 1",
-            "pull",
-        ),
-        (
             "SELECT a.host, median(b.took_us) FROM handled a FULL JOIN spans b ON a.host = b.host GROUP BY a.host",
             "pull",
         ),
