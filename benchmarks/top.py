@@ -17,7 +17,8 @@ from typing import Any
 
 from monarch_hpc.attach.tables import rows
 from monarch_hpc.cli.tables.top import WatchedHosts
-from monarch_hpc.cli.tables.top_view import LOOKED_AT, Sighting, TopScreen
+from monarch_hpc.cli.tables.top_view import TopScreen
+from monarch_hpc.telemetry.views.sighting import LOOKED_AT, Sighting
 from monarch_hpc.wire.control.message import encode, make, parse
 from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.tables.calls import (

@@ -12,11 +12,11 @@ from monarch_hpc.cli.dash.document import chart_document, encode, failure_docume
 from monarch_hpc.cli.dash.scrape import Scraper
 from monarch_hpc.cli.runs.sources import Choice, find_sources
 from monarch_hpc.cli.tables.top import WatchedHosts
-from monarch_hpc.cli.tables.top_view import Sighting
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.errors import MonarchError, QueryError
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.views.series import MetricStore
+from monarch_hpc.telemetry.views.sighting import Sighting
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, HandledCall
 
 __all__ = ["Watch"]

@@ -20,8 +20,9 @@ from monarch_hpc.cli.runs.sources import Choice, find_sources
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.cli.tables.stacks import render_group
-from monarch_hpc.cli.tables.top_view import COLUMNS, LOOKED_AT, ProcSeen, Sighting, TopScreen, lines_of, see
+from monarch_hpc.cli.tables.top_view import COLUMNS, TopScreen, lines_of
 from monarch_hpc.core.clock import monotonic
+from monarch_hpc.telemetry.views.sighting import LOOKED_AT, ProcSeen, Sighting, see
 from monarch_hpc.telemetry.views.stacks import fold_stacks
 from monarch_hpc.wire.tables.calls import CALLS, CallsSeen
 from monarch_hpc.wire.tables.stacks import STACKS
@@ -108,6 +109,7 @@ class WatchedHosts:
 
         self._targets = targets
         self.heads = {name: HeadClient(directory) for name, directory in targets.items()}
+        self._seen: dict[str, CallsSeen] = {}
         self._where = {} if run is None else {"run": run}
 
     def look(self, before: Sighting) -> Sighting:
@@ -124,7 +126,8 @@ class WatchedHosts:
             absent = sorted({*answer.missing, *answer.left_out})
             if absent:
                 warnings.append(f"{name}: no answer from {', '.join(absent[:5])}")
-            seen[name] = CallsSeen.parse(portion.rows for portion in answer.portions)
+            texts = (portion.rows for portion in answer.portions)
+            seen[name] = self._seen[name] = CallsSeen.parse(texts, self._seen.get(name))
         return see(seen, warnings, before, now_s)
 
     def close(self) -> None:

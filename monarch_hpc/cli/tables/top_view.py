@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import field
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -15,128 +14,15 @@ from monarch_hpc.cli.output import plain
 from monarch_hpc.cli.tables.calls import format_age
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.text.units import format_size
-from monarch_hpc.telemetry.views.picture import Picture, Row
-from monarch_hpc.wire.tables.calls import PROGRAM_MESH, CallsSeen
-from monarch_hpc.wire.tables.procs import ProcRow
+from monarch_hpc.telemetry.views.picture import Row
+from monarch_hpc.telemetry.views.sighting import Key, ProcSeen, Sighting
 
-__all__ = ["COLUMNS", "LOOKED_AT", "Line", "ProcSeen", "Sighting", "TopScreen", "clip", "lines_of", "see"]
+__all__ = ["COLUMNS", "Line", "TopScreen", "clip", "lines_of"]
 
 COLUMNS = ("HOST, PROC, ACTOR", "STATE", "CPU", "MEMORY", "RUNS", "FOR", "WAITS FOR", "QUEUED")
 
-LOOKED_AT = ("actors", "running", "waits", "sent")  # parts of processes, see `wire.tables.calls`
 _FIXED = {"STATE": 10, "CPU": 5, "MEMORY": 9, "FOR": 8, "QUEUED": 6}
 _MIN_WIDTH, _MIN_HEIGHT = 40, 6
-
-_Key = tuple[object, ...]
-_Told = tuple[ProcRow, float | None, Sequence[Row], Row | None]
-_Look = Callable[[_Key, int], tuple[ProcRow, float | None, Sequence[Row]]]
-
-
-class ProcSeen:
-    """A proc or a program, with its actors. Most are never shown: what is told of one is found out when it is.
-
-    Args:
-        key: its identity from one picture to the next: allocation, host, run, mesh, rank and process id.
-        host: allocation and host, as one key.
-        look: called with *key* and *place* for the process; the part of a core that it has used since the picture
-            before, None in the first one; and its actors.
-    """
-
-    __slots__ = ("_look", "_place", "_told", "host", "key")
-
-    def __init__(self, key: _Key, host: _Key, look: _Look, place: int) -> None:
-        self.key = key
-        self.host = host
-        self._look = look
-        self._place = place
-        self._told: _Told | None = None
-
-    @property
-    def told(self) -> _Told:
-        """The process, its use of CPUs, its actors, and the one of them that the line of the process shows."""
-        if self._told is None:
-            process, cpu, rows = self._look(self.key, self._place)
-            self._told = process, cpu, rows, _busiest(rows)
-        return self._told
-
-    @property
-    def allocation(self) -> str:
-        """The name of its allocation."""
-        return str(self.key[0])
-
-    @property
-    def process(self) -> ProcRow:
-        """The process itself."""
-        return self.told[0]
-
-    @property
-    def cpu(self) -> float | None:
-        """The part of a core that it has used since the picture before; None in the first one."""
-        return self.told[1]
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """Its actors, and what it does without one."""
-        return self.told[2]
-
-    @property
-    def name(self) -> str:
-        """Its rank, or that it is a program."""
-        return "program" if self.process.mesh == PROGRAM_MESH else f"r{self.process.rank:02d}"
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """All procs at one moment.
-
-    Attributes:
-        procs: by allocation, host, run, mesh and rank.
-        warnings: deadlocks, and hosts that have not answered.
-        cpu_s: CPU time of each so far, in seconds, by its key.
-    """
-
-    procs: Sequence[ProcSeen] = ()
-    warnings: Sequence[str] = ()
-    t: float = 0.0
-    cpu_s: Mapping[_Key, float] = field(default_factory=dict)
-
-
-def see(seen: Mapping[str, CallsSeen], warnings: Iterable[str], before: Sighting, now_s: float) -> Sighting:
-    """Return what is seen of some allocations, by their names.
-
-    Args:
-        warnings: what is to be told before deadlocks.
-        before: the picture before.
-
-    Raises:
-        FrameError: a process has reported something else than its calls.
-    """
-    elapsed_s = now_s - before.t
-    cpu_s: dict[_Key, float] = {}
-    found: list[ProcSeen] = []
-    rings: list[str] = []
-    for name, calls in sorted(seen.items()):
-        calls.check(LOOKED_AT)
-        picture = Picture(calls)
-        column = picture.calls.processes.column
-        columns = [column(one) for one in ("host", "run", "mesh", "rank", "pid")]
-        keys: list[_Key] = list(zip([name] * len(picture.calls), *columns, strict=True))
-        cpu_s.update(zip(keys, column("cpu_s"), strict=True))
-        places = sorted(range(len(keys)), key=keys.__getitem__)
-        hosts = {host: (name, host) for host in columns[0]}
-        look = partial(_look, picture, before.cpu_s, elapsed_s)
-        found += [ProcSeen(keys[place], hosts[columns[0][place]], look, place) for place in places]
-        rings += [f"deadlock: {' -> '.join([*ring, ring[0]])}" for ring in picture.deadlocks]
-    return Sighting(found, [*warnings, *rings], now_s, cpu_s)
-
-
-def _look(
-    picture: Picture, before_s: Mapping[_Key, float], elapsed_s: float, key: _Key, place: int
-) -> tuple[ProcRow, float | None, Sequence[Row]]:
-    process = picture.calls.process(place)
-    last_s = before_s.get(key) if elapsed_s > 0 else None
-    cpu = None if last_s is None else max(process.cpu_s - last_s, 0.0) / elapsed_s
-    return process, cpu, picture.rows_of(place)
 
 
 class Line:
@@ -151,7 +37,7 @@ class Line:
     __slots__ = ("_made", "_make", "_what", "key", "proc")
 
     def __init__(
-        self, key: _Key, make: Callable[[Any], tuple[tuple[str, ...], bool]], what: object, proc: ProcSeen | None
+        self, key: Key, make: Callable[[Any], tuple[tuple[str, ...], bool]], what: object, proc: ProcSeen | None
     ) -> None:
         self.key = key
         self.proc = proc
@@ -176,7 +62,7 @@ class Line:
         return self._content[1]
 
 
-def lines_of(snapshot: Sighting, turned: Set[_Key], wanted: str = "", *, everything: bool = False) -> list[Line]:
+def lines_of(snapshot: Sighting, turned: Set[Key], wanted: str = "", *, everything: bool = False) -> list[Line]:
     """Return the lines of a tree.
 
     Args:
@@ -231,11 +117,6 @@ def _actor_line(row: Row) -> tuple[tuple[str, ...], bool]:
     return (f"    {row.actor}", state, "", "", *_calls(row)), state == "failed"
 
 
-def _busiest(rows: Sequence[Row]) -> Row | None:
-    """The actor that a proc's line shows: one that has failed, or waits, or runs the longest."""
-    return max(rows, key=lambda row: (row.state.startswith("failed"), row.waits_s, row.runs_s), default=None)
-
-
 def _state(proc: ProcSeen) -> str:
     process, _, _, row = proc.told
     state = process.state
@@ -265,7 +146,8 @@ def _size(num_bytes: int) -> str:
 
 def clip(text: str, width: int) -> str:
     """Return *text* without control codes, cut or filled to *width* columns of a terminal."""
-    text = plain(text)
+    if not text.isprintable():
+        text = plain(text)
     if text.isascii():
         return text[:width].ljust(width)
     used, kept = 0, []
@@ -290,8 +172,8 @@ class TopScreen:
 
     wanted: str = ""
     typing: bool = False
-    selected: _Key = ()
-    turned: set[_Key] = field(default_factory=set)
+    selected: Key = ()
+    turned: set[Key] = field(default_factory=set)
     page: list[str] | None = None
     status: str = ""
     _first: int = 0

@@ -21,10 +21,10 @@ from monarch_hpc.cli.dash.document import chart_document, picture_document
 from monarch_hpc.cli.dash.saved import saved_page
 from monarch_hpc.cli.dash.server import PAGE
 from monarch_hpc.cli.main import main
-from monarch_hpc.cli.tables.top_view import ProcSeen, Sighting
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry.views.series import MetricStore
+from monarch_hpc.telemetry.views.sighting import ProcSeen, Sighting
 from monarch_hpc.wire.tables.history import MetricRow
 from monarch_hpc.wire.tables.procs import ProcRow
 from tests.system.cli.test_dash import HOSTILE, Trainer, work

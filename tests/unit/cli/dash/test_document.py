@@ -15,9 +15,9 @@ from monarch_hpc.cli.dash.document import (
 )
 from monarch_hpc.cli.dash.saved import saved_page
 from monarch_hpc.cli.dash.server import PAGE
-from monarch_hpc.cli.tables.top_view import ProcSeen, Sighting
 from monarch_hpc.telemetry.views.picture import Row
 from monarch_hpc.telemetry.views.series import Chart, Curve
+from monarch_hpc.telemetry.views.sighting import ProcSeen, Sighting
 from monarch_hpc.wire.tables.history import HandledCall
 from monarch_hpc.wire.tables.procs import ProcRow
 
