@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,7 +21,6 @@ from monarch_hpc import Actor, endpoint, telemetry
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.clock import monotonic_ns
-from monarch_hpc.core.machine.procfs import read_cpu_s
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.history import HISTORY
 from monarch_hpc.telemetry.kept.compact import compact, drop_old
@@ -41,15 +37,11 @@ from monarch_hpc.wire.control.scribe import KeepRecords
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.pieces import sql_tables
 from monarch_hpc.wire.tables.procs import RunProcess
-from tests.child import child
 from tests.system.support.controlling import controlled, settle
 
 pq = pytest.importorskip("pyarrow.parquet")
 
 F_SEAL_GROW = 0x4
-NUM_KILLS = int(os.environ.get("NUM_KILLS", "4"))
-"""More of them search longer, with `PATIENCE`: a kill takes a few seconds."""
-
 CORRECTION = Correction(5 * 10**9, 12.34)
 PLACE = ProcPlace("run", 1, 2, 77)
 PROC = RunProcess("run", 1, 2, "n1", 77, "ready", "")
@@ -276,53 +268,6 @@ def test_the_oldest_files_are_removed_when_there_are_too_many(make: Callable[...
     assert len(find_kept(tmp_path).files["handled"]) == 2
     drop_old(tmp_path, 0, 1)
     assert len(find_kept(tmp_path).files["handled"]) == 1 and calls_of(tmp_path)[-1] == 1300
-
-
-class SeenFiles:
-    """What is kept at several times, of which files that were there before, and never change, are not read again."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.known: dict[Path, list[int]] = {}
-
-    def numbers(self, table: str, column: str) -> list[int]:
-        """One column of all rows, sorted."""
-        found = find_kept(self.directory)
-        assert found.unreadable == []
-        numbers = []
-        for path in found.files.get(table, {}):
-            if path not in self.known:
-                self.known[path] = pq.read_table(path, columns=[column])[column].to_pylist()
-            numbers += self.known[path]
-        for rows in found.rows([table], columns={table: [column]}).values():
-            numbers += rows[column].to_pylist()
-        return sorted(numbers)
-
-
-def test_kills_while_files_are_written_lose_and_double_nothing(written: Written, tmp_path: Path) -> None:
-    chance, seen, whole_s, num_ended = random.Random(5), SeenFiles(tmp_path), 0.0, 0
-    argv = [sys.executable, "-m", "monarch_hpc.telemetry.kept.compact", str(tmp_path), "0", str(1 << 30)]
-    for number in range(NUM_KILLS + 1):
-        written.handle(2000)
-        written.recorder.metric(0, written.recorder.names.metric("loss"), 0, number, 1.0)
-        written.keeper.finish()
-        # Somewhere in its imports, its reading, its writing, or after its end; by CPU time, whatever else runs. The
-        # first one shows how long it takes.
-        killed_s = chance.uniform(0.3, 1.1) * whole_s if number else 60.0
-        with child(subprocess.Popen(argv)) as process:
-            used_s = 0.0
-            while process.poll() is None and used_s < killed_s:
-                used_s = max(used_s, read_cpu_s(process.pid))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.01)
-            process.kill()
-            num_ended += process.wait() == 0
-        whole_s = whole_s or used_s
-        assert seen.numbers("handled", "call") == [*range(1, 2000 * (number + 1) + 1)]
-        assert seen.numbers("metrics", "step") == [*range(number + 1)]
-    assert calls_of(tmp_path) == [*range(1, 2000 * (NUM_KILLS + 1) + 1)]
-    assert sorted(row["step"] for row in kept(tmp_path, "metrics")) == [*range(NUM_KILLS + 1)]
-    print(f"{NUM_KILLS} kills, {num_ended - 1} of them after the end; {len(seen.known)} files of tables")
 
 
 class Trainer(Actor):

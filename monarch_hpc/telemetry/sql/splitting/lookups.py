@@ -16,11 +16,11 @@ from monarch_hpc.telemetry.sql.plan import PARTIAL
 from monarch_hpc.telemetry.sql.splitting.joins import conjuncts, has_column, join_at_home
 from monarch_hpc.wire.tables.pieces import ON_HOSTS, sql_tables
 
-__all__ = ["Joined", "LookupSource", "read_lookups"]
+__all__ = ["JoinedTable", "LookupSource", "read_lookups"]
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedTable:
     """One of the tables of the last text.
 
     Args:
@@ -51,7 +51,7 @@ class LookupSource:
     on_hosts: frozenset[str]
     own: Sequence[exp.Expression]
     own_conditions: Sequence[exp.Expression]
-    joined: Sequence[Joined]
+    joined: Sequence[JoinedTable]
     conditions: Sequence[exp.Expression]
     firsts: Mapping[str, str]
     may_lack: bool
@@ -153,8 +153,8 @@ def _read(
         own_conditions = [one for one in source.conditions if source.side(one)]
         place, left = 0, None
         conditions = [one for one in source.conditions if not source.side(one)]
-    joined = [Joined(one, outer.get(one.alias_or_name.lower())) for one in others]
-    joined.insert(place, Joined(None, left))
+    joined = [JoinedTable(one, outer.get(one.alias_or_name.lower())) for one in others]
+    joined.insert(place, JoinedTable(None, left))
     names = [one.alias_or_name.lower() for one in own]
     at_home = (
         join_at_home(own_conditions, source.known, name, {*names[:place]}) for place, name in enumerate(names) if place
