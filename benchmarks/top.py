@@ -6,6 +6,7 @@ the command does with them: it reads them, and draws a screen of 50 lines. Conne
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 
 from monarch_hpc.attach.tables import rows
 from monarch_hpc.cli.tables.top import WatchedHosts
-from monarch_hpc.cli.tables.top_view import LOOKED_AT, Sighting, TopScreen
+from monarch_hpc.cli.tables.top_view import TopScreen
+from monarch_hpc.telemetry.views.sighting import LOOKED_AT, Sighting
 from monarch_hpc.wire.control.message import encode, make, parse
 from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.tables.calls import (
@@ -98,6 +100,7 @@ def main() -> None:
     vars(rows)["ask"] = ask  # the wire is not measured
     hosts, screen, seen = WatchedHosts({"dev": Path("dev")}, None), TopScreen(), Sighting()
     times = []
+    gc.freeze()  # as the command does
     asked = sys.stdin if sys.argv[1:] == ["-"] else range(_NUM_ROUNDS)
     for place, _ in enumerate(asked):
         now = place % _NUM_PICTURES

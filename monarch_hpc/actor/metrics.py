@@ -37,7 +37,7 @@ def own_recorder() -> Recorder:
 
 
 def log_metric(name: str, value: SupportsFloat, /, *, step: int | None = None, **tags: Tag) -> None:
-    """Record a number of the program, such as its loss; in the table `metrics`. Takes half a microsecond.
+    """Record a number of the program, such as its loss; in the table `metrics`. Takes a third of a microsecond.
 
     Each process keeps its latest ones, see docs/telemetry.md.
 
@@ -52,20 +52,9 @@ def log_metric(name: str, value: SupportsFloat, /, *, step: int | None = None, *
         ValueError: the step does not fit into 64 bits.
     """
     recorder = (Runtime.current or current_runtime()).recorder
-    is_plain = (
-        (type(value) is float or type(value) in _plain) and type(name) is str and name and not _on_devices.pending
-    )
-    if is_plain and (step is None or (type(step) is int and NO_STEP < step < _INT64)):
-        # Each call that is saved here is a twentieth of the time.
-        names = recorder.names
-        try:
-            labels = (names.known_tags(tags) or names.tags(check_tags(name, tags))) if tags else 0
-            number = NO_STEP if step is None else step
-            recorder.metric(context().mark, names.metric(name), labels, number, value)
-            return
-        except (TypeError, ValueError, OverflowError):  # a tag without a hash, a number beyond all floats: told below
-            pass
-    _log_any(recorder, name, value, step, tags)
+    is_plain = (type(value) is float or type(value) in _plain) and not _on_devices.pending
+    if not is_plain or not recorder.known_metric(context().mark, name, tags, step, value):
+        _log_any(recorder, name, value, step, tags)
 
 
 def _log_any(recorder: Recorder, name: str, value: SupportsFloat, step: int | None, tags: Mapping[str, Tag]) -> None:

@@ -19,6 +19,7 @@
 enum { SENT = 1, HANDLED = 2, METRIC = 13, FAILED = 1, OPEN = -1, NUM_BUCKETS = 32, BUCKET_BITS = 8 };
 
 static const uint64_t NUMBER = UINT64_MAX >> 1;
+static const int64_t NO_STEP = INT64_MIN;
 
 typedef struct {
     uint64_t t;
@@ -45,7 +46,7 @@ typedef struct {
     Counter *counters;
     uint64_t num_sent, num_events, num_running, num_metrics, num_counters;
     uint64_t *cursor, *metrics_cursor; /* numbers of the latest event and metric, in the memory */
-    PyObject *keep, *forget;
+    PyObject *keep, *forget, *metric_names, *tags;
 } Pen;
 
 typedef struct {
@@ -119,15 +120,16 @@ static int numbers(PyObject *const *args, Py_ssize_t num, Py_ssize_t wanted, uin
 static int pen_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Pen *pen = (Pen *)object;
-    PyObject *memory, *keep, *forget;
+    PyObject *memory, *keep, *forget, *metric_names, *tags;
     unsigned long long at[10], cursor_at[2];
     (void)kwargs;
     if (pen->memory.buf != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the pen is already initialized");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "O(KK)(KKK)(KK)(KK)(KKK)OO", &memory, &at[0], &at[1], &at[2], &at[3], &cursor_at[0],
-                          &at[4], &at[5], &at[6], &at[7], &at[8], &at[9], &cursor_at[1], &keep, &forget))
+    if (!PyArg_ParseTuple(args, "O(KK)(KKK)(KK)(KK)(KKK)OOO!O!", &memory, &at[0], &at[1], &at[2], &at[3], &cursor_at[0],
+                          &at[4], &at[5], &at[6], &at[7], &at[8], &at[9], &cursor_at[1], &keep, &forget, &PyDict_Type,
+                          &metric_names, &PyDict_Type, &tags))
         return -1;
     if (PyObject_GetBuffer(memory, &pen->memory, PyBUF_WRITABLE) < 0)
         return -1;
@@ -155,6 +157,8 @@ static int pen_init(PyObject *object, PyObject *args, PyObject *kwargs)
     pen->metrics = (Record *)(start + at[8]), pen->num_metrics = at[9];
     pen->keep = Py_NewRef(keep);
     pen->forget = Py_NewRef(forget);
+    pen->metric_names = Py_NewRef(metric_names);
+    pen->tags = Py_NewRef(tags);
     return 0;
 }
 
@@ -164,6 +168,8 @@ static int pen_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(pen->keep);
     Py_VISIT(pen->forget);
+    Py_VISIT(pen->metric_names);
+    Py_VISIT(pen->tags);
     return 0;
 }
 
@@ -172,6 +178,8 @@ static int pen_clear(PyObject *object)
     Pen *pen = (Pen *)object;
     Py_CLEAR(pen->keep);
     Py_CLEAR(pen->forget);
+    Py_CLEAR(pen->metric_names);
+    Py_CLEAR(pen->tags);
     return 0;
 }
 
@@ -258,6 +266,19 @@ static PyObject *pen_failed(PyObject *object, PyObject *number)
     return close_call(object, number, FAILED);
 }
 
+/* *labels* are the mark of the actor, and numbers of name and tags. */
+static void put_metric(Pen *pen, const uint64_t *labels, int64_t step, double value)
+{
+    if (pen->metrics_cursor == NULL)
+        return;
+    Record record = {
+        .t = now(), .kind = METRIC, .actor = (uint32_t)labels[0], .name = (uint32_t)labels[1],
+        .peer = (uint32_t)labels[2], .dur = step, .seq = ++*pen->metrics_cursor,
+    };
+    memcpy(&record.value, &value, sizeof value);
+    put(&pen->metrics[record.seq & (pen->num_metrics - 1)], &record);
+}
+
 /* Mark, numbers of name and tags, step and value. */
 static PyObject *pen_metric(PyObject *object, PyObject *const *args, Py_ssize_t num)
 {
@@ -271,15 +292,82 @@ static PyObject *pen_metric(PyObject *object, PyObject *const *args, Py_ssize_t 
     double value = PyFloat_AsDouble(args[4]);
     if (value == -1 && PyErr_Occurred())
         return NULL;
-    if (pen->metrics_cursor == NULL)
-        Py_RETURN_NONE;
-    Record record = {
-        .t = now(), .kind = METRIC, .actor = (uint32_t)a[0], .name = (uint32_t)a[1], .peer = (uint32_t)a[2], .dur = step,
-        .seq = ++*pen->metrics_cursor,
-    };
-    memcpy(&record.value, &value, sizeof value);
-    put(&pen->metrics[record.seq & (pen->num_metrics - 1)], &record);
+    put_metric(pen, a, step, value);
     Py_RETURN_NONE;
+}
+
+/* The key of tags in the dict of their numbers: as `names.key_of`. */
+static PyObject *key_of(PyObject *tags)
+{
+    Py_ssize_t num = PyDict_Size(tags), at = 0, place = 0;
+    PyObject *tag, *value;
+    if (num == 1 && PyDict_Next(tags, &at, &tag, &value))
+        return PyTuple_Pack(3, tag, value, (PyObject *)Py_TYPE(value));
+    PyObject *key = PyTuple_New(2 * num);
+    while (key != NULL && PyDict_Next(tags, &at, &tag, &value) && place < num) {
+        PyObject *item = PyTuple_Pack(2, tag, value);
+        if (item == NULL) {
+            Py_CLEAR(key);
+            break;
+        }
+        PyTuple_SetItem(key, place, item);
+        PyTuple_SetItem(key, num + place, Py_NewRef(Py_TYPE(value)));
+        place++;
+    }
+    return key;
+}
+
+/* The number of *key* in one of the dicts; 0 if it has none, or there is an error. */
+static uint64_t number_of(PyObject *numbers_by_key, PyObject *key)
+{
+    PyObject *number = PyDict_GetItemWithError(numbers_by_key, key);
+    return number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
+}
+
+/* Leave what is wrong with an argument to the caller, whose errors say more; other errors are raised. */
+static PyObject *refuse(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError) &&
+        !PyErr_ExceptionMatches(PyExc_OverflowError))
+        return NULL;
+    PyErr_Clear();
+    Py_RETURN_FALSE;
+}
+
+/* Mark, name, dict of tags, step or None, and value. */
+static PyObject *pen_known_metric(PyObject *object, PyObject *const *args, Py_ssize_t num)
+{
+    Pen *pen = (Pen *)object;
+    uint64_t a[3] = {0, 0, 0};
+    int64_t step = NO_STEP;
+    if (check_num(num, 5) < 0 || numbers(args, 1, 1, a) < 0)
+        return NULL;
+    if (pen->metric_names == NULL || !PyUnicode_CheckExact(args[1]) || !PyDict_CheckExact(args[2]))
+        Py_RETURN_FALSE;
+    a[1] = number_of(pen->metric_names, args[1]);
+    if (a[1] == 0 || PyErr_Occurred())
+        return refuse();
+    if (PyDict_Size(args[2]) > 0) {
+        PyObject *key = key_of(args[2]);
+        if (key == NULL)
+            return NULL;
+        a[2] = number_of(pen->tags, key);
+        Py_DECREF(key);
+        if (a[2] == 0 || PyErr_Occurred())
+            return refuse();
+    }
+    if (args[3] != Py_None) {
+        if (!PyLong_CheckExact(args[3]))
+            Py_RETURN_FALSE;
+        step = PyLong_AsLongLong(args[3]);
+        if (step == NO_STEP || (step == -1 && PyErr_Occurred()))
+            return refuse();
+    }
+    double value = PyFloat_AsDouble(args[4]);
+    if (value == -1 && PyErr_Occurred())
+        return refuse();
+    put_metric(pen, a, step, value);
+    Py_RETURN_TRUE;
 }
 
 static PyMethodDef pen_methods[] = {
@@ -288,6 +376,7 @@ static PyMethodDef pen_methods[] = {
     {"answered", pen_answered, METH_O, NULL},
     {"failed", pen_failed, METH_O, NULL},
     {"metric", (PyCFunction)(void (*)(void))pen_metric, METH_FASTCALL, NULL},
+    {"known_metric", (PyCFunction)(void (*)(void))pen_known_metric, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

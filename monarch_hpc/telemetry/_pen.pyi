@@ -1,6 +1,7 @@
 # The same interface as pen.py.
 import mmap
 from collections.abc import Callable
+from typing import SupportsFloat
 
 class Pen:
     def __init__(
@@ -13,6 +14,8 @@ class Pen:
         metrics: tuple[int, int, int],
         keep: Callable[[int], None],
         forget: Callable[[int], None],
+        metric_names: dict[str, int],
+        tags: dict[object, int],
         /,
     ) -> None: ...
     def event(self) -> int: ...
@@ -20,6 +23,9 @@ class Pen:
     def answered(self, msg: int, /) -> None: ...
     def failed(self, msg: int, /) -> None: ...
     def metric(self, mark: int, name: int, tags: int, step: int, value: float, /) -> None: ...
+    def known_metric(
+        self, mark: int, name: object, tags: dict[str, object], step: object, value: SupportsFloat, /
+    ) -> bool: ...
 
 class Handling:
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from monarch_hpc.core.text.description import error_class, place_of
 from monarch_hpc.telemetry.layout import NAMES_AT, NAMES_BYTES, UNNAMED_AT
 
-__all__ = ["Name", "Names", "parse_all_names", "parse_names"]
+__all__ = ["Name", "Names", "key_of", "parse_all_names", "parse_names"]
 
 Name = tuple[str, ...]
 """``("endpoint", actor's name, method)``, ``("proc", incarnation in hex, host)``, ``("text", words)``,
@@ -36,13 +36,18 @@ _LENGTH = struct.Struct("<I")
 
 
 class Names:
-    """Writes names; for any thread. Once the table is full, new names have number 0."""
+    """Writes names; for any thread. Once the table is full, new names have number 0.
+
+    Attributes:
+        metrics: numbers of the names of metrics.
+        labels: numbers of tags, by `key_of`.
+    """
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._known: dict[Name, int] = {}
-        self._tags: dict[object, int] = {}
-        self._metrics: dict[str, int] = {}
+        self.metrics: dict[str, int] = {}
+        self.labels: dict[object, int] = {}
         self._used = _USED.size
         self._num_unnamed = 0
         self._lock = RLock()
@@ -69,11 +74,11 @@ class Names:
 
     def metric(self, name: str) -> int:
         """Return the number of a metric."""
-        number = self._metrics.get(name)
+        number = self.metrics.get(name)
         if number is None:
             number = self._number(("metric", name[:_MAX_TEXT]), _OPEN_BYTES)
             if number and len(name) <= _MAX_TEXT:
-                self._metrics[name] = number
+                self.metrics[name] = number
         return number
 
     def span(self, name: str) -> int:
@@ -84,22 +89,14 @@ class Names:
         """Return the number of the tags of a metric or a span; 0 if there are none, or if they are too long."""
         if not tags:
             return 0
-        key = _key_of(tags)
-        number = self._tags.get(key, 0)
+        key = key_of(tags)
+        number = self.labels.get(key, 0)
         if not number:
             body = _encode_sorted(tags)
             number = self._number(("tags", body), _OPEN_BYTES) if len(body) <= _MAX_TAGS else self._unnamed()
             if number:
-                self._tags[key] = number
+                self.labels[key] = number
         return number
-
-    def known_tags(self, tags: Mapping[str, object]) -> int:
-        """Return the number of tags that have one; 0 if they have none yet, or are too long.
-
-        Raises:
-            TypeError: one of them is not a text or a number.
-        """
-        return self._tags.get(_key_of(tags), 0)
 
     def _number(self, name: Name, limit: int = NAMES_BYTES) -> int:
         number = self._known.get(name)
@@ -126,7 +123,7 @@ class Names:
             return number
 
 
-def _key_of(tags: Mapping[str, object]) -> tuple[object, ...]:
+def key_of(tags: Mapping[str, object]) -> tuple[object, ...]:
     """Identify tags: with their types, because 1 == True."""
     if len(tags) == 1:  # a third of the time
         ((tag, value),) = tags.items()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import SupportsFloat
 
 from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.telemetry.histogram import bucket_of
@@ -14,6 +15,7 @@ from monarch_hpc.telemetry.layout import (
     FAILED,
     HALF,
     METRIC,
+    NO_STEP,
     NUM_BUCKETS,
     NUMBER,
     OPEN,
@@ -21,6 +23,7 @@ from monarch_hpc.telemetry.layout import (
     RECORD_BYTES,
     RecordKind,
 )
+from monarch_hpc.telemetry.names import key_of
 
 __all__ = ["Handling", "Pen"]
 
@@ -51,6 +54,8 @@ class Pen:
         metrics: as for events, of the ring of metrics.
         keep: called with the slot of an unanswered call, before that slot is overwritten.
         forget: called with the number of an answered call that is no longer in its slot.
+        metric_names: numbers of the names of metrics.
+        tags: numbers of tags, by `names.key_of`.
     """
 
     def __init__(
@@ -63,6 +68,8 @@ class Pen:
         metrics: tuple[int, int, int],
         keep: Callable[[int], None],
         forget: Callable[[int], None],
+        metric_names: Mapping[str, int],
+        tags: Mapping[object, int],
         /,
     ) -> None:
         self.memory = memory
@@ -78,6 +85,8 @@ class Pen:
         self._events_at, self._events_mask = events[0], events[1] - 1
         self._keep = keep
         self._forget = forget
+        self._metric_names = metric_names
+        self._tags = tags
 
     def sent(self, msg: int, mark: int, name: int, peer: int, num_bytes: int, callee: int, /) -> None:
         """Record a call that is sent; *msg* is 0 for a call without an answer."""
@@ -125,6 +134,21 @@ class Pen:
         except struct.error as error:
             raise OverflowError(str(error)) from error
         self.words[self._metrics_cursor] = index
+
+    def known_metric(
+        self, mark: int, name: object, tags: dict[str, object], step: object, value: SupportsFloat, /
+    ) -> bool:
+        """Record a value; False if name or tags have no number yet, or an argument is not what it should be."""
+        if type(name) is not str or not (step is None or type(step) is int):
+            return False
+        try:
+            number, labels = self._metric_names.get(name, 0), self._tags.get(key_of(tags), 0) if tags else 0
+            if not number or (tags and not labels) or step == NO_STEP:
+                return False
+            self.metric(mark, number, labels, NO_STEP if step is None else step, float(value))
+        except (TypeError, ValueError, OverflowError):  # a tag without a hash, a number beyond all floats or steps
+            return False
+        return True
 
     def put(
         self, t: int, kind: int, flags: int, mark: int, name: int, peer: int, msg: int, size: int, dur: int, value: int

@@ -64,6 +64,8 @@ class Recorder:
         failed: likewise, that it is answered with an exception.
         metric: records a value: mark of the actor, numbers of the names of the metric and of its tags, step or
             `layout.NO_STEP`, and the value. Raises OverflowError if the step does not fit into 64 bits.
+        known_metric: likewise, by the name of the metric, the dict of its tags, and a step or None. False if nothing is
+            recorded: name or tags have no number yet, or an argument is not what it should be.
         rings: records spans and transfers.
         words: the memory, in words of 8 bytes.
         wait: records that a thread or task waits for the calls numbered from first to last; returns a token for
@@ -88,6 +90,8 @@ class Recorder:
             (layout.COUNTERS_AT, layout.NUM_COUNTERS),
             layout.METRICS,
             *_old_calls(self.memory, words),
+            self.names.metrics,
+            self.names.labels,
         )
         self.words = words
         self._changing = RLock()
@@ -96,6 +100,7 @@ class Recorder:
         self.answered = self._pen.answered
         self.failed = self._pen.failed
         self.metric = self._pen.metric
+        self.known_metric = self._pen.known_metric
         self.rings = Rings(self.memory, words)
         self.wait, self.waited = _wait_table(words)
         self._running = list(range(layout.NUM_RUNNING))

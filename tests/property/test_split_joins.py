@@ -118,6 +118,19 @@ def test_joins_of_hosts_have_the_rows_of_one_host(planner: Planner) -> None:
             "SELECT a.host, median(b.took_us) FROM handled a RIGHT JOIN spans b ON a.host = b.host GROUP BY a.host",
             "pull",
         ),
+        (
+            "SELECT a.host, median(b.took_us) FROM handled a LEFT JOIN spans b ON a.host = b.host GROUP BY a.host",
+            "home",
+        ),
+        (
+            "SELECT b.host, median(b.took_us) FROM handled a RIGHT JOIN spans b ON a.host = b.host GROUP BY b.host",
+            "home",
+        ),
+        (
+            "SELECT a.host, median(b.took_us) FROM handled a FULL JOIN spans b ON a.host = b.host GROUP BY a.host",
+            "pull",
+        ),
+        ("SELECT b.host, count(*) FROM handled a FULL JOIN spans b ON a.host = b.host GROUP BY b.host", "partial"),
         ("SELECT a.call FROM handled a LEFT JOIN spans b ON a.host = b.host WHERE b.span IS NULL", "rows"),
         ("SELECT a.call FROM handled a JOIN handled b ON a.incarnation = b.incarnation", "rows"),
         # The caller of a call is on another host, and a process of a table of the head on all of them.

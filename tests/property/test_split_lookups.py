@@ -17,6 +17,7 @@ from tests.property.test_split import NUM_QUERIES, compare, make_rows, merge_tre
 
 ON_HOSTS = ("handled", "sends")
 OTHERS = ("procs", "recorders")
+OUTER = ("LEFT JOIN", "LEFT OUTER JOIN", "RIGHT JOIN", "FULL JOIN")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,10 +52,10 @@ def make_join(chance: random.Random) -> tuple[str, str]:
                 )
             )
         chance.shuffle(on)
-        kind = chance.choice(["JOIN", "JOIN", "INNER JOIN", "LEFT JOIN", ",", "CROSS JOIN"])
+        kind = chance.choice(["JOIN", "INNER JOIN", *OUTER, ",", "CROSS JOIN"])
         if has_using:
             using = chance.sample(["host", "pid", "rank", "mesh"], 2)
-            text += f" JOIN {table} {name} USING ({', '.join(using)})"
+            text += f" {chance.choice(['JOIN', 'LEFT JOIN'])} {table} {name} USING ({', '.join(using)})"
             conditions += chance.choice([[], [f"{using[0]} IS NOT NULL"]])
         elif kind in (",", "CROSS JOIN"):
             text += f" CROSS JOIN {table} {name}"
@@ -62,7 +63,9 @@ def make_join(chance: random.Random) -> tuple[str, str]:
         else:
             text += f" {kind} {table} {name} ON {' AND '.join(on)}"
         called.append(name)
-    conditions += chance.choice([[], [], ["a.bytes > 0"], ["p.state = 'a'"], ["a.pid + p.pid < 5"]])
+    conditions += chance.choice(
+        [[], [], ["a.bytes > 0"], ["p.state = 'a'"], ["a.pid + p.pid < 5"], ["a.pid IS NULL"], ["p.pid IS NULL"]]
+    )
     return text, f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
@@ -88,6 +91,7 @@ def make_query(chance: random.Random) -> tuple[str, int | None, int]:
                 "sum(a.bytes) FILTER (WHERE a.rank > 1)",
                 "count(p.rank) FILTER (WHERE p.pid > 1)",
             ),
+            *("sum(coalesce(a.bytes, 7))", "max(1)", "count(1)", "count(*) FILTER (WHERE a.status IS NULL)"),
             *("count(*) FILTER (WHERE a.status = 'a')", "avg(a.bytes) FILTER (WHERE p.pid < 3)"),
         ]
         chosen = chance.sample(aggregates, chance.randrange(1, 4))
@@ -161,9 +165,29 @@ def test_results_of_hosts_that_are_joined_have_the_rows_of_one_engine(planner: P
         ),
         # Hosts send the rows as they would anyway.
         ("SELECT h.call FROM handled h JOIN procs p ON h.pid = p.pid", "pull", False),
-        # A row of the other table without any, or with many on several hosts.
-        ("SELECT count(*) FROM handled h LEFT JOIN procs p ON h.pid = p.pid", "pull", False),
-        ("SELECT count(*) FROM procs p LEFT JOIN handled h ON h.pid = p.pid", "pull", False),
+        # Rows of one side that meet none of the other one.
+        ("SELECT p.mesh, sum(h.bytes) FROM handled h LEFT JOIN procs p ON h.pid = p.pid GROUP BY 1", "lookup", False),
+        ("SELECT p.mesh, count(*) FROM procs p RIGHT JOIN handled h ON h.pid = p.pid GROUP BY 1", "lookup", False),
+        ("SELECT p.rank, count(h.call) FROM procs p LEFT JOIN handled h ON h.pid = p.pid GROUP BY 1", "lookup", False),
+        ("SELECT p.rank, count(*) FROM handled h RIGHT JOIN procs p USING (pid) GROUP BY 1", "pull", False),
+        (
+            "SELECT count(*) FROM procs p LEFT JOIN handled h ON h.pid = p.pid AND h.bytes > 1 WHERE h.pid IS NULL",
+            "lookup",
+            False,
+        ),
+        ("SELECT sum(coalesce(h.bytes, 1)) FROM procs p LEFT JOIN handled h ON h.pid = p.pid", "pull", False),
+        (
+            "SELECT count(*) FILTER (WHERE h.error IS NULL) FROM procs p LEFT JOIN handled h ON h.pid = p.pid",
+            "pull",
+            False,
+        ),
+        ("SELECT count(*) FROM procs p FULL JOIN handled h ON h.pid = p.pid", "pull", False),
+        (
+            "SELECT count(*) FROM procs p LEFT JOIN handled h ON h.pid = p.pid LEFT JOIN sends s ON s.host = h.host",
+            "pull",
+            False,
+        ),
+        # A row of the other table with many on several hosts.
         ("SELECT sum(p.rss_bytes) FROM handled h JOIN procs p ON h.pid = p.pid", "pull", False),
         ("SELECT sum(h.bytes * p.pid) FROM handled h JOIN procs p ON h.pid = p.pid", "pull", False),
         ("SELECT median(h.bytes) FROM handled h JOIN procs p ON h.pid = p.pid", "pull", False),

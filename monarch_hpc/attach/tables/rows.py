@@ -34,18 +34,23 @@ class TableAnswer(Generic[R]):
 
 
 def query_rows(
-    head: Path | HeadClient, table: Table[R], timeout_s: float, where: Mapping[str, object] | None = None
+    head: Path | HeadClient,
+    table: Table[R],
+    timeout_s: float,
+    where: Mapping[str, object] | None = None,
+    parts: Iterable[str] = (),
 ) -> TableAnswer[R] | None:
     """Request a table's rows of every process of the allocation; None if the head cannot be reached in time.
 
     Args:
         timeout_s: how long the head waits for hosts and programs; the answer names the late ones.
         where: values by column: other rows are not wanted.
+        parts: the parts of rows that are wanted, see `Ask`.
 
     Raises:
         FrameError: a process answered with something else than rows of *table*.
     """
-    answer = query_portions(head, table.name, timeout_s, where)
+    answer = query_portions(head, table.name, timeout_s, where, parts=parts)
     if answer is None:
         return None
     rows = [row for portion in answer.portions for row in table.read(portion.rows)]

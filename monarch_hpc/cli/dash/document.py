@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from monarch_hpc.cli.output import plain
-from monarch_hpc.cli.tables.top_view import ProcSeen, Sighting
 from monarch_hpc.telemetry.views.series import Chart
+from monarch_hpc.telemetry.views.sighting import ProcSeen, Sighting
 from monarch_hpc.wire.tables.calls import PROGRAM_MESH
 from monarch_hpc.wire.tables.history import HandledCall
 

@@ -13,7 +13,7 @@ from monarch_hpc.cli.output import plain
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.tables.calls import ProcCalls
 from monarch_hpc.wire.tables.overview import HostRow
-from monarch_hpc.wire.tables.procs import ProcRow, RunProcess
+from monarch_hpc.wire.tables.procs import RunProcess
 from monarch_hpc.wire.tables.samples import GpuSample, HostSample
 
 __all__ = ["CONTENT_TYPE", "Scrape", "render"]
@@ -69,7 +69,6 @@ class Scrape:
     up: bool
     num_missing: int = 0
     hosts: Sequence[HostRow] = ()
-    procs: Sequence[ProcRow] = ()
     calls: Sequence[ProcCalls] = ()
     host_samples: Sequence[HostSample] = ()
     gpu_samples: Sequence[GpuSample] = ()
@@ -115,16 +114,15 @@ def render(scrapes: Iterable[Scrape]) -> bytes:
 
 
 def _add_processes(families: _Families, one: Scrape) -> None:
-    for proc in one.procs:
+    for proc in one.calls:
         state = {"allocation": one.allocation, "run": proc.run, "host": proc.host, "state": proc.state}
         families.add("procs", 1, state)
         if proc.state != "ended":
             labels = _place(one, proc)
             families.add("proc_resident_memory_bytes", proc.rss_bytes, labels)
             families.add("proc_cpu_seconds_total", proc.cpu_s, labels)
-    for handler in one.calls:
-        for count in handler.scene.endpoints:
-            labels = {**_place(one, handler), "actor": count.name, "endpoint": count.endpoint}
+        for count in proc.scene.endpoints:
+            labels = {**_place(one, proc), "actor": count.name, "endpoint": count.endpoint}
             families.add("endpoint_calls_total", count.num_calls, labels)
             families.add("endpoint_failed_total", count.num_failed, labels)
             families.add("endpoint_run_seconds_total", count.total_s, labels)

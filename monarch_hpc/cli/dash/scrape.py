@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from monarch_hpc.cli.dash.exposition import Scrape, render
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.errors import MonarchError
+from monarch_hpc.telemetry.views.picture import draw
 from monarch_hpc.wire.tables.calls import CALLS
 from monarch_hpc.wire.tables.overview import HOSTS
-from monarch_hpc.wire.tables.procs import PROCS
 from monarch_hpc.wire.tables.samples import GPU_SAMPLES, HOST_SAMPLES, GpuSample, HostSample
 from monarch_hpc.wire.tables.schema import Table
 
@@ -61,8 +61,8 @@ class Scraper:
 
         absent: set[str] = set()
 
-        def ask(table: Table[R], where: Mapping[str, object]) -> list[R]:
-            answer = query_rows(head, table, _WAIT_S, where)
+        def ask(table: Table[R], where: Mapping[str, object], parts: Iterable[str] = ()) -> list[R]:
+            answer = query_rows(head, table, _WAIT_S, where, parts)
             if answer is None:
                 raise TimeoutError
             absent.update(answer.missing, answer.left_out)
@@ -76,8 +76,7 @@ class Scraper:
                     name,
                     True,
                     hosts=HOSTS.read(overview.rows[HOSTS.name]),
-                    procs=ask(PROCS, self._where),
-                    calls=ask(CALLS, self._where),
+                    calls=draw(ask(CALLS, self._where, ["endpoints"])).calls,
                     host_samples=self._latest(name, HOST_SAMPLES, ask, lambda one: one.host, slack_s),
                     gpu_samples=self._latest(name, GPU_SAMPLES, ask, lambda one: (one.host, one.uuid), slack_s),
                     num_missing=len(absent),  # after all answers

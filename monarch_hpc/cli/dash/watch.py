@@ -12,11 +12,11 @@ from monarch_hpc.cli.dash.document import chart_document, encode, failure_docume
 from monarch_hpc.cli.dash.scrape import Scraper
 from monarch_hpc.cli.runs.sources import Choice, find_sources
 from monarch_hpc.cli.tables.top import WatchedHosts
-from monarch_hpc.cli.tables.top_view import Sighting
 from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.errors import MonarchError, QueryError
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.views.series import MetricStore
+from monarch_hpc.telemetry.views.sighting import Sighting
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, HandledCall
 
 __all__ = ["Watch"]
@@ -135,14 +135,14 @@ class Watch:
 
         where: dict[str, object] = {} if self._run is None else {"run": self._run}
         failed: list[HandledCall] = []
-        for name, directory in self._targets.items():
+        for name, head in self._hosts.heads.items():
             newest = self._newest.get(name, 0.0)
-            metrics = query_rows(directory, METRICS, _WAIT_S, {**where, "t": [">=", newest - _SLACK_S]})
+            metrics = query_rows(head, METRICS, _WAIT_S, {**where, "t": [">=", newest - _SLACK_S]})
             if metrics is not None:
                 self._metrics.add(name, metrics.rows)
                 if not (metrics.missing or metrics.left_out):
                     self._newest[name] = max([newest, *(row.t for row in metrics.rows)])
-            calls = query_rows(directory, HANDLED, _WAIT_S, {**where, "status": "failed"})
+            calls = query_rows(head, HANDLED, _WAIT_S, {**where, "status": "failed"})
             failed += [] if calls is None else calls.rows
         document: dict[str, object] = {
             "charts": chart_document(self._metrics.charts()),

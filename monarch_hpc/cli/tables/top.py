@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -19,8 +20,9 @@ from monarch_hpc.cli.runs.sources import Choice, find_sources
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.cli.tables.stacks import render_group
-from monarch_hpc.cli.tables.top_view import COLUMNS, LOOKED_AT, ProcSeen, Sighting, TopScreen, lines_of, see
+from monarch_hpc.cli.tables.top_view import COLUMNS, TopScreen, lines_of
 from monarch_hpc.core.clock import monotonic
+from monarch_hpc.telemetry.views.sighting import LOOKED_AT, ProcSeen, Sighting, see
 from monarch_hpc.telemetry.views.stacks import fold_stacks
 from monarch_hpc.wire.tables.calls import CALLS, CallsSeen
 from monarch_hpc.wire.tables.stacks import STACKS
@@ -87,6 +89,7 @@ def command(name: str | None, once: bool, run: str | None, wanted: str, every_s:
         from monarch_hpc.cli.tables.top_window import show_window
     except ImportError as error:
         raise click.UsageError(f"this Python has no curses ({error}); --once prints one picture") from error
+    gc.freeze()  # what is loaded stays: a collection after each few pictures would go through all of it
     try:
         show_window(TopScreen(wanted), hosts, {"stack": hosts.stack, "logs": hosts.logs}, every_s)
     except curses.error as error:
@@ -95,13 +98,18 @@ def command(name: str | None, once: bool, run: str | None, wanted: str, every_s:
 
 
 class WatchedHosts:
-    """The hosts of some allocations, by name and directory, with a channel to each head until `close`."""
+    """The hosts of some allocations, by name and directory.
+
+    Attributes:
+        heads: a channel to the head of each, for one thread, until `close`.
+    """
 
     def __init__(self, targets: Mapping[str, Path], run: str | None) -> None:
         from monarch_hpc.attach.head.client import HeadClient
 
         self._targets = targets
-        self._heads = {name: HeadClient(directory) for name, directory in targets.items()}
+        self.heads = {name: HeadClient(directory) for name, directory in targets.items()}
+        self._seen: dict[str, CallsSeen] = {}
         self._where = {} if run is None else {"run": run}
 
     def look(self, before: Sighting) -> Sighting:
@@ -110,7 +118,7 @@ class WatchedHosts:
         now_s = monotonic()
         seen: dict[str, CallsSeen] = {}
         warnings: list[str] = []
-        for name, head in self._heads.items():
+        for name, head in self.heads.items():
             answer = query_portions(head, CALLS.name, _WAIT_S, self._where, parts=LOOKED_AT)
             if answer is None:
                 warnings.append(f"{name}: its head does not answer")
@@ -118,12 +126,13 @@ class WatchedHosts:
             absent = sorted({*answer.missing, *answer.left_out})
             if absent:
                 warnings.append(f"{name}: no answer from {', '.join(absent[:5])}")
-            seen[name] = CallsSeen.parse(portion.rows for portion in answer.portions)
+            texts = (portion.rows for portion in answer.portions)
+            seen[name] = self._seen[name] = CallsSeen.parse(texts, self._seen.get(name))
         return see(seen, warnings, before, now_s)
 
     def close(self) -> None:
         """Close the channels; no picture is being taken."""
-        for head in self._heads.values():
+        for head in self.heads.values():
             head.close()
 
     def stack(self, proc: ProcSeen) -> Iterator[str]:

@@ -4,130 +4,25 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import field
-from functools import partial
 from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 from monarch_hpc.cli.output import plain
 from monarch_hpc.cli.tables.calls import format_age
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.text.units import format_size
-from monarch_hpc.telemetry.views.picture import Picture, Row
-from monarch_hpc.wire.tables.calls import PROGRAM_MESH, CallsSeen
-from monarch_hpc.wire.tables.procs import ProcRow
+from monarch_hpc.telemetry.views.picture import Row
+from monarch_hpc.telemetry.views.sighting import Key, ProcSeen, Sighting
 
-__all__ = ["COLUMNS", "LOOKED_AT", "Line", "ProcSeen", "Sighting", "TopScreen", "clip", "lines_of", "see"]
+__all__ = ["COLUMNS", "Line", "TopScreen", "clip", "lines_of"]
 
 COLUMNS = ("HOST, PROC, ACTOR", "STATE", "CPU", "MEMORY", "RUNS", "FOR", "WAITS FOR", "QUEUED")
 
-LOOKED_AT = ("actors", "running", "waits", "sent")  # parts of processes, see `wire.tables.calls`
 _FIXED = {"STATE": 10, "CPU": 5, "MEMORY": 9, "FOR": 8, "QUEUED": 6}
 _MIN_WIDTH, _MIN_HEIGHT = 40, 6
-
-_Key = tuple[object, ...]
-
-
-class ProcSeen:
-    """A proc or a program, with its actors. Most are never shown: what is told of one is found out when it is.
-
-    Args:
-        key: its identity from one picture to the next: allocation, host, run, mesh, rank and process id.
-        look: gives the process; the part of a core that it has used since the picture before, None in the first one;
-            and its actors.
-    """
-
-    __slots__ = ("_look", "_told", "key")
-
-    def __init__(self, key: _Key, look: Callable[[], tuple[ProcRow, float | None, Sequence[Row]]]) -> None:
-        self.key = key
-        self._look = look
-        self._told: tuple[ProcRow, float | None, Sequence[Row]] | None = None
-
-    @property
-    def _content(self) -> tuple[ProcRow, float | None, Sequence[Row]]:
-        if self._told is None:
-            self._told = self._look()
-        return self._told
-
-    @property
-    def allocation(self) -> str:
-        """The name of its allocation."""
-        return str(self.key[0])
-
-    @property
-    def process(self) -> ProcRow:
-        """The process itself."""
-        return self._content[0]
-
-    @property
-    def cpu(self) -> float | None:
-        """The part of a core that it has used since the picture before; None in the first one."""
-        return self._content[1]
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """Its actors, and what it does without one."""
-        return self._content[2]
-
-    @property
-    def name(self) -> str:
-        """Its rank, or that it is a program."""
-        return "program" if self.process.mesh == PROGRAM_MESH else f"r{self.process.rank:02d}"
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """All procs at one moment.
-
-    Attributes:
-        procs: by allocation, host, run, mesh and rank.
-        warnings: deadlocks, and hosts that have not answered.
-        cpu_s: CPU time of each so far, in seconds, by its key.
-    """
-
-    procs: Sequence[ProcSeen] = ()
-    warnings: Sequence[str] = ()
-    t: float = 0.0
-    cpu_s: Mapping[_Key, float] = field(default_factory=dict)
-
-
-def see(seen: Mapping[str, CallsSeen], warnings: Iterable[str], before: Sighting, now_s: float) -> Sighting:
-    """Return what is seen of some allocations, by their names.
-
-    Args:
-        warnings: what is to be told before deadlocks.
-        before: the picture before.
-
-    Raises:
-        FrameError: a process has reported something else than its calls.
-    """
-    elapsed_s = now_s - before.t
-    cpu_s: dict[_Key, float] = {}
-    found: list[ProcSeen] = []
-    rings: list[str] = []
-    for name, calls in sorted(seen.items()):
-        calls.check(LOOKED_AT)
-        picture = Picture(calls)
-        column = picture.calls.processes.column
-        columns = [column(one) for one in ("host", "run", "mesh", "rank", "pid")]
-        keys: list[_Key] = list(zip([name] * len(picture.calls), *columns, strict=True))
-        cpu_s.update(zip(keys, column("cpu_s"), strict=True))
-        places = sorted(range(len(keys)), key=keys.__getitem__)
-        look = partial(_look, picture, before.cpu_s, elapsed_s)
-        found += [ProcSeen(keys[place], partial(look, keys[place], place)) for place in places]
-        rings += [f"deadlock: {' -> '.join([*ring, ring[0]])}" for ring in picture.deadlocks]
-    return Sighting(found, [*warnings, *rings], now_s, cpu_s)
-
-
-def _look(
-    picture: Picture, before_s: Mapping[_Key, float], elapsed_s: float, key: _Key, place: int
-) -> tuple[ProcRow, float | None, Sequence[Row]]:
-    (one,) = picture.calls.processes.make(place, place + 1)
-    process = ProcRow(*one.first_columns, one.rss_bytes, one.cpu_s)
-    last_s = before_s.get(key) if elapsed_s > 0 else None
-    cpu = None if last_s is None else max(one.cpu_s - last_s, 0.0) / elapsed_s
-    return process, cpu, picture.rows_of(place)
 
 
 class Line:
@@ -135,24 +30,25 @@ class Line:
 
     Args:
         key: the same in all pictures.
-        make: gives its cells, and whether it is bad.
+        make: gives its cells, and whether it is bad, for *what* it shows.
         proc: the proc that it is about.
     """
 
-    __slots__ = ("_made", "_make", "key", "proc")
+    __slots__ = ("_made", "_make", "_what", "key", "proc")
 
     def __init__(
-        self, key: _Key, make: Callable[[], tuple[tuple[str, ...], bool]], proc: ProcSeen | None = None
+        self, key: Key, make: Callable[[Any], tuple[tuple[str, ...], bool]], what: object, proc: ProcSeen | None
     ) -> None:
         self.key = key
         self.proc = proc
         self._make = make
+        self._what = what
         self._made: tuple[tuple[str, ...], bool] | None = None
 
     @property
     def _content(self) -> tuple[tuple[str, ...], bool]:
         if self._made is None:
-            self._made = self._make()
+            self._made = self._make(self._what)
         return self._made
 
     @property
@@ -166,7 +62,7 @@ class Line:
         return self._content[1]
 
 
-def lines_of(snapshot: Sighting, turned: Set[_Key], wanted: str = "", *, everything: bool = False) -> list[Line]:
+def lines_of(snapshot: Sighting, turned: Set[Key], wanted: str = "", *, everything: bool = False) -> list[Line]:
     """Return the lines of a tree.
 
     Args:
@@ -176,17 +72,16 @@ def lines_of(snapshot: Sighting, turned: Set[_Key], wanted: str = "", *, everyth
     """
     found: list[Line] = []
     chosen = (proc for proc in snapshot.procs if not wanted or wanted.lower() in _words(proc))
-    for key, some in groupby(chosen, key=lambda proc: proc.key[:2]):
+    for key, some in groupby(chosen, key=attrgetter("host")):
         procs = list(some)
-        found.append(Line(key, partial(_host_line, str(key[1]), procs)))
-        if key in turned and not everything:
-            continue
-        for proc in procs:
-            found.append(Line(proc.key, partial(_proc_line, proc), proc))
-            if proc.key in turned or everything:
-                found += [
-                    Line((*proc.key, row.actor), partial(_actor_line, row), proc) for row in proc.rows if row.actor
-                ]
+        found.append(Line(key, _host_line, procs, None))
+        if everything or turned:
+            for proc in procs if everything or key not in turned else ():
+                found.append(Line(proc.key, _proc_line, proc, proc))
+                if proc.key in turned or everything:
+                    found += [Line((*proc.key, row.actor), _actor_line, row, proc) for row in proc.rows if row.actor]
+        else:
+            found += [Line(proc.key, _proc_line, proc, proc) for proc in procs]
     return found
 
 
@@ -198,32 +93,23 @@ def _words(proc: ProcSeen) -> str:
     return "\n".join(words).lower()
 
 
-def _host_line(host: str, procs: Sequence[ProcSeen]) -> tuple[tuple[str, ...], bool]:
-    states = Counter(_state(proc) for proc in procs)
-    num_ended = sum(proc.process.state == "ended" for proc in procs)
+def _host_line(procs: Sequence[ProcSeen]) -> tuple[tuple[str, ...], bool]:
+    states = Counter(map(_state, procs))
     counted = ", ".join(f"{num} {state}" for state, num in states.most_common())
     cpus = [proc.cpu for proc in procs if proc.cpu is not None]
     memory = _size(sum(proc.process.rss_bytes for proc in procs))
-    cells = (
-        host,
-        _counted(len(procs), "proc"),
-        _cpu(sum(cpus) if cpus else None),
-        memory,
-        counted,
-        "",
-        "",
-        "",
-    )
-    return cells, num_ended > 0 or "stopped" in states
+    cpu = _cpu(sum(cpus) if cpus else None)
+    cells = (str(procs[0].host[1]), _counted(len(procs), "proc"), cpu, memory, counted, "", "", "")
+    return cells, "dead" in states or "stopped" in states
 
 
 def _proc_line(proc: ProcSeen) -> tuple[tuple[str, ...], bool]:
-    one, row = proc.process, _busiest(proc.rows)
-    name = f"  {proc.name}" + (f" {one.pid}" if one.pid else "")
+    one, cpu, _, row = proc.told
+    name = f"  {proc.name} {one.pid}" if one.pid else f"  {proc.name}"
     state = _state(proc)
     calls = ("", "", one.cause, "") if row is None or one.state == "ended" else _calls(row)
     bad = one.state in ("ended", "stopped") or state == "failed"
-    return (name, state, _cpu(proc.cpu), _size(one.rss_bytes), *calls), bad
+    return (name, state, _cpu(cpu), _size(one.rss_bytes), *calls), bad
 
 
 def _actor_line(row: Row) -> tuple[tuple[str, ...], bool]:
@@ -231,14 +117,9 @@ def _actor_line(row: Row) -> tuple[tuple[str, ...], bool]:
     return (f"    {row.actor}", state, "", "", *_calls(row)), state == "failed"
 
 
-def _busiest(rows: Sequence[Row]) -> Row | None:
-    """The actor that a proc's line shows: one that has failed, or waits, or runs the longest."""
-    return max(rows, key=lambda row: (row.state.startswith("failed"), row.waits_s, row.runs_s), default=None)
-
-
 def _state(proc: ProcSeen) -> str:
-    row = _busiest(proc.rows)
-    state = proc.process.state
+    process, _, _, row = proc.told
+    state = process.state
     if state != "ready" or row is None:
         return "dead" if state == "ended" else state
     return row.state.partition(":")[0]
@@ -265,7 +146,8 @@ def _size(num_bytes: int) -> str:
 
 def clip(text: str, width: int) -> str:
     """Return *text* without control codes, cut or filled to *width* columns of a terminal."""
-    text = plain(text)
+    if not text.isprintable():
+        text = plain(text)
     if text.isascii():
         return text[:width].ljust(width)
     used, kept = 0, []
@@ -290,8 +172,8 @@ class TopScreen:
 
     wanted: str = ""
     typing: bool = False
-    selected: _Key = ()
-    turned: set[_Key] = field(default_factory=set)
+    selected: Key = ()
+    turned: set[Key] = field(default_factory=set)
     page: list[str] | None = None
     status: str = ""
     _first: int = 0
@@ -354,7 +236,7 @@ class TopScreen:
         """Return the lines of the screen with their style: ``head``, ``bad``, ``selected``, or empty."""
         if width < _MIN_WIDTH or height < _MIN_HEIGHT:
             return [(clip(f"needs {_MIN_WIDTH}x{_MIN_HEIGHT} characters", width), "")][:height]
-        hosts = len({proc.key[:2] for proc in snapshot.procs})
+        hosts = len(set(map(attrgetter("host"), snapshot.procs)))
         title = f"monarch-hpc top   {_counted(hosts, 'host')}, {_counted(len(snapshot.procs), 'proc')}"
         found = [(title if snapshot.t else "monarch-hpc top   asking the hosts", "")]
         found += [(warning, "bad") for warning in snapshot.warnings[: height // 4]]

@@ -12,7 +12,8 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from monarch_hpc.cli.tables.top_view import ProcSeen, Sighting, TopScreen
+from monarch_hpc.cli.tables.top_view import TopScreen
+from monarch_hpc.telemetry.views.sighting import ProcSeen, Sighting
 
 __all__ = ["show_window"]
 

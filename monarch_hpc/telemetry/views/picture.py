@@ -27,6 +27,8 @@ _RECORDS = ("ready", "stopped")
 _MAX_TARGETS = 3
 """Upper bound on the callees named in one row."""
 
+_NOTHING = RunningCall("0", "", 0, "", "", 0.0, 0.0)
+
 _Key = tuple[str, str]
 """Incarnation of a process, and number of an actor in it; 0 for code outside of actors."""
 
@@ -89,7 +91,6 @@ class Picture:
 
     Attributes:
         calls: the reports, each process once.
-        order: places of the processes in *calls*, by run, mesh and rank.
     """
 
     def __init__(self, reports: CallsSeen) -> None:
@@ -97,12 +98,34 @@ class Picture:
         processes = calls.processes
         self._meshes, self._ranks, self._hosts = (processes.column(name) for name in ("mesh", "rank", "host"))
         self._states = processes.column("state")
-        self._incarnations = incarnations = processes.column("incarnation")
-        runs = processes.column("run")
-        self.order = sorted(range(len(runs)), key=lambda place: (runs[place], self._meshes[place], self._ranks[place]))
-        self._by_incarnation = {one: place for place, one in enumerate(incarnations) if one}
-        self._actors = {key: place for place, key in enumerate(self._keys("actors", "actor"))}
-        self._sent = {key: place for place, key in enumerate(self._keys("sent", "call"))}
+        self._incarnations = processes.column("incarnation")
+
+    @cached_property
+    def _order(self) -> list[int]:
+        """Places of the processes in `calls`, by run, mesh and rank."""
+        keys = list(zip(self.calls.processes.column("run"), self._meshes, self._ranks, strict=True))
+        return sorted(range(len(keys)), key=keys.__getitem__)
+
+    @cached_property
+    def _by_incarnation(self) -> Mapping[str, int]:
+        """The place of each process that has an incarnation, in `calls`."""
+        places = dict(zip(self._incarnations, range(len(self._incarnations)), strict=True))
+        places.pop("", None)
+        return places
+
+    @cached_property
+    def _sent(self) -> Mapping[tuple[str, int], int]:
+        """The place of each sent call among all, by incarnation of its caller and its number."""
+        return {key: place for place, key in enumerate(self._keys("sent", "call"))}
+
+    def _place_of_actor(self, key: _Key) -> int | None:
+        """The place of an actor among all; None if it is not known."""
+        process = self._by_incarnation.get(key[0])
+        if process is None:
+            return None
+        places = self.calls.places("actors", process)
+        numbers = self.calls.entries("actors").column("actor")
+        return next((place for place in places if numbers[place] == key[1]), None)
 
     def _keys(self, name: str, column: str) -> Iterable[tuple[str, Any]]:
         """Incarnation of the process, and one of the columns, for all entries of a list."""
@@ -123,19 +146,14 @@ class Picture:
 
     @cached_property
     def _num_sent(self) -> Mapping[_Key, int]:
+        """Number of calls that were sent to each actor alone and are not answered."""
         entries = self.calls.entries("sent")
         return Counter(zip(entries.column("target"), entries.column("target_actor"), strict=True))
 
     @cached_property
-    def _num_running(self) -> Mapping[_Key, int]:
-        numbers = self.calls.entries("running").column("call")
-        running = zip(self._keys("running", "actor"), numbers, strict=True)
-        return Counter(key for key, call in running if call and not call & CAST)
-
-    @cached_property
     def rows(self) -> list[Row]:
         """The rows of all processes."""
-        return [row for place in self.order for row in self.rows_of(place)]
+        return [row for place in self._order for row in self.rows_of(place)]
 
     @cached_property
     def deadlocks(self) -> list[list[str]]:
@@ -148,14 +166,14 @@ class Picture:
         problems = self.calls.processes.column("problem")
         return [
             f"{self._where(place)}: {problems[place]}"
-            for place in self.order
+            for place in self._order
             if problems[place] and self._states[place] in _RECORDS
         ]
 
     @cached_property
     def endpoints(self) -> list[Tally]:
         """Call statistics by endpoint."""
-        return tally(self.calls[place] for place in self.order)
+        return tally(self.calls[place] for place in self._order)
 
     # ---- rows ----
 
@@ -163,31 +181,32 @@ class Picture:
         """The rows of one process, by its place in `calls`."""
         run, pid, cause = (self.calls.processes.column(name)[place] for name in ("run", "pid", "cause"))
         incarnation, is_program = self._incarnations[place], self._meshes[place] == PROGRAM_MESH
+        state, where = self._states[place], self._where(place)
         running: list[RunningCall] = self.calls.list_of("running", place)
         waits: list[Wait] = self.calls.list_of("waits", place)
         actors: list[ActorSeen] = self.calls.list_of("actors", place)
 
         def row(actor: ActorSeen | None, name: str) -> Row:
             number = "0" if actor is None else actor.actor
-            key = incarnation, number
             own = [] if actor is None else [call for call in running if call.actor == number]
-            first = own[0] if own else None
-            awaited = [wait for wait in waits if wait.actor == number]
+            awaited = [wait for wait in waits if wait.actor == number] if waits else waits
+            first = own[0] if own else _NOTHING
+            num_sent = 0 if actor is None else self._num_sent.get((incarnation, number), 0)
             return Row(
-                run=run,
-                actor=name,
-                proc=self._where(place),
-                pid=pid,
-                state=_state(self._states[place], cause, actor, own, awaited),
-                endpoint=first.endpoint if first else "",
-                num_running=len(own),
-                caller=self._caller(first) if first else "",
-                runs_s=first.age_s if first else 0.0,
-                waits_for=self._targets(incarnation, awaited) if awaited else "",
-                waits_s=max((wait.age_s for wait in awaited), default=0.0),
-                num_queued=max(self._num_sent.get(key, 0) - self._num_running.get(key, 0), 0) if actor else 0,
-                queued_s=first.queued_s if first else 0.0,
-                operation=first.operation if first else "",
+                run,
+                name,
+                where,
+                pid,
+                _state(state, cause, actor, own, awaited),
+                first.endpoint,
+                len(own),
+                self._caller(first),
+                first.age_s,
+                self._targets(incarnation, awaited) if awaited else "",
+                max(wait.age_s for wait in awaited) if awaited else 0.0,
+                max(num_sent - sum(map(_is_counted, own)), 0) if num_sent else 0,
+                first.queued_s,
+                first.operation,
             )
 
         found = []
@@ -243,14 +262,14 @@ class Picture:
 
     def _target(self, sent: SentCall) -> str:
         key = sent.target, sent.target_actor
-        if key in self._actors:
+        if self._place_of_actor(key) is not None:
             who = self._label(key)
         else:
             who = f"{sent.target_name or 'a port'} on {sent.target_host}"
         return f"{who}.{sent.endpoint}" if sent.endpoint else who
 
     def _label(self, key: _Key) -> str:
-        actor = self._actors.get(key) if key[0] else None
+        actor = self._place_of_actor(key)
         if actor is not None:
             actors = self.calls.entries("actors")
             return f"{actors.column('name')[actor]}[{actors.column('rank')[actor]}]"
@@ -268,25 +287,29 @@ class Picture:
     # ---- waits and deadlocks ----
 
     def _edges(self) -> dict[_Key, list[_Edge]]:
-        edges: dict[_Key, list[_Edge]] = {}
+        """The calls for which actors wait of other actors that wait, by the first of them."""
         waits, sent = self.calls.entries("waits"), self.calls.entries("sent")
         states = spread(self._states, self.calls.lengths("waits"))
-        targets = list(zip(sent.column("target"), sent.column("target_actor"), strict=True))
-        keys = self._keys("waits", "actor")
-        columns = zip(keys, states, waits.column("calls"), waits.column("age_s"), strict=True)
-        for key, state, numbers, age_s in columns:
-            # Calls to a dead proc fail; threads outside of actors do not wait for each other.
-            if state == "ended" or key[1] == "0":
-                continue
+        # Calls to a dead proc fail; threads outside of actors do not wait for each other.
+        columns = zip(self._keys("waits", "actor"), states, waits.column("calls"), waits.column("age_s"), strict=True)
+        waiting = [wait for wait in columns if wait[1] != "ended" and wait[0][1] != "0"]
+        edges: dict[_Key, list[_Edge]] = {key: [] for key, *_ in waiting}
+        incarnations, actors = sent.column("target"), sent.column("target_actor")
+        for key, _, numbers, age_s in waiting:
             for number in numbers_of(numbers):
                 call = key[0], number
                 place = self._sent.get(call)
-                if place is not None:
-                    running = self._running.get(call, [])
-                    # For a cast, only the callees that run it are known; the others may have answered or not begun.
-                    some = running if number & CAST else [targets[place]]
-                    edges.setdefault(key, []).extend(_Edge(target, bool(running), age_s) for target in some)
+                if place is None:
+                    continue
+                # For a cast, only the callees that run it are known; the others may have answered or not begun.
+                some = self._running.get(call, ()) if number & CAST else [(incarnations[place], actors[place])]
+                edges[key] += [_Edge(target, call in self._running, age_s) for target in some if target in edges]
         return edges
+
+
+def _is_counted(call: RunningCall) -> bool:
+    """Whether a call that runs is among those that its caller has sent to this actor alone, and wants answers to."""
+    return call.call != 0 and not call.call & CAST
 
 
 def _each_once(reports: CallsSeen) -> CallsSeen:

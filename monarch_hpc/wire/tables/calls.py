@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, overload
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.tables.columns import Block, Entries, render_block, starts_of
-from monarch_hpc.wire.tables.procs import RunProcess
+from monarch_hpc.wire.tables.columns import Block, Columns, Entries, Kinds, divide, render_blocks, starts_of
+from monarch_hpc.wire.tables.procs import ProcRow, RunProcess
 from monarch_hpc.wire.tables.schema import Table
 
 __all__ = [
@@ -197,6 +200,13 @@ _LISTS: Mapping[str, tuple[str, type]] = {
 of them: the others are empty then."""
 
 
+_CHANGING = frozenset({"call", "calls", "num_calls", "num_failed", "total_s", "longest_s", "ran", "queued"}) | {
+    *("age_s", "queued_s", "queued_total_s", "queued_longest_s", "rss_bytes", "cpu_s", "num_sent"),
+    *("num_running", "num_waits", "num_reported"),
+}
+"""Names of the fields that are often different in the next answer."""
+
+
 def _render(rows: Sequence[ProcCalls], parts: Collection[str] = _LISTS) -> list[Block]:
     processes = []
     for row in rows:
@@ -204,11 +214,18 @@ def _render(rows: Sequence[ProcCalls], parts: Collection[str] = _LISTS) -> list[
         lengths = [len(getattr(scene, name)) if name in parts else 0 for name in _LISTS]
         first = *row.first_columns, row.rss_bytes, row.cpu_s
         processes.append(_Process(*first, scene.problem, scene.incarnation, scene.num_sent, *lengths))
-    blocks = [render_block(_Process, processes)]
+    blocks = [*render_blocks(_Process, processes, _CHANGING)]
     for name, (_, cls) in _LISTS.items():
         own = [entry for row in rows for entry in getattr(row.scene, name)] if name in parts else []
-        blocks.append(render_block(cls, own))
+        blocks += render_blocks(cls, own, _CHANGING)
     return blocks
+
+
+@functools.cache
+def _kinds() -> list[tuple[str, Kinds]]:
+    """What the blocks of a portion are about, and their columns."""
+    classes = [("processes", _Process), *((name, cls) for name, (_, cls) in _LISTS.items())]
+    return [(name, kinds) for name, cls in classes for kinds in divide(cls, _CHANGING)]
 
 
 class CallsSeen(Sequence[ProcCalls]):
@@ -222,15 +239,19 @@ class CallsSeen(Sequence[ProcCalls]):
     """
 
     def __init__(self, portions: Sequence[Sequence[object]]) -> None:
-        columns = list(zip(*portions, strict=True)) if portions else [()] * (1 + len(_LISTS))
-        self.processes: Entries[_Process] = Entries(_Process, columns[0], "processes")
-        self._entries: dict[str, Entries[Any]] = {}
+        blocks = list(zip(*portions, strict=True)) or [()] * len(_kinds())
+        self._take([Columns(kinds, some, name) for (name, kinds), some in zip(_kinds(), blocks, strict=True)], [])
+
+    def _take(self, columns: Sequence[Columns], lines: Sequence[tuple[str, ...]]) -> None:
+        self._columns = columns
+        self._lines = lines
         self._starts: dict[str, list[int]] = {}
-        for (name, (length, cls)), blocks in zip(_LISTS.items(), columns[1:], strict=True):
-            self._entries[name] = Entries(cls, blocks, name)
-            place = self.processes.place(length)
-            for process, block in zip(columns[0], blocks, strict=True):
-                _check_length(process, place, block, name)
+        self._process_columns: list[list[Any]] = []
+        self.processes: Entries[_Process] = Entries(_Process, *columns[:2])
+        self._entries: dict[str, Entries[Any]] = {}
+        for place, (name, (length, cls)) in enumerate(_LISTS.items(), 1):
+            entries = self._entries[name] = Entries(cls, *columns[2 * place : 2 * place + 2])
+            _check_lengths(self.processes.column(length), columns[0].sizes, entries.lasting.sizes, name)
 
     @classmethod
     def of(cls, rows: Sequence[ProcCalls]) -> CallsSeen:
@@ -238,18 +259,26 @@ class CallsSeen(Sequence[ProcCalls]):
         return rows if isinstance(rows, CallsSeen) else cls([_render(rows)])
 
     @classmethod
-    def parse(cls, texts: Iterable[str]) -> CallsSeen:
-        """The calls of the processes that `CALLS` has rendered, in one text or in several."""
-        portions = []
-        for text in texts:
-            try:
-                blocks = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise FrameError(f"rows of calls are not JSON: {error}") from error
-            if type(blocks) is not list or len(blocks) != 1 + len(_LISTS):
-                raise FrameError(f"rows of calls are not {1 + len(_LISTS)} blocks: {text:.80}")
-            portions.append(blocks)
-        return cls(portions)
+    def parse(cls, texts: Iterable[str], before: CallsSeen | None = None) -> CallsSeen:
+        """The calls of the processes that `CALLS` has rendered, in one text or in several.
+
+        Args:
+            before: the answer before, with which it shares what is the same.
+        """
+        portions = [text.split("\n") for text in texts]
+        for portion in portions:
+            if len(portion) != len(_kinds()):
+                raise FrameError(f"rows of calls are not {len(_kinds())} lines: {portion!s:.80}")
+        by_block: list[tuple[str, ...]] = list(zip(*portions, strict=True)) or [()] * len(_kinds())
+        columns = []
+        for place, ((name, kinds), lines) in enumerate(zip(_kinds(), by_block, strict=True)):
+            if before is not None and before._lines and before._lines[place] == lines:
+                columns.append(before._columns[place])
+            else:
+                columns.append(Columns(kinds, _load(lines), name))
+        made = cls.__new__(cls)
+        made._take(columns, by_block)
+        return made
 
     def __len__(self) -> int:
         return len(self.processes)
@@ -271,6 +300,12 @@ class CallsSeen(Sequence[ProcCalls]):
     def __iter__(self) -> Iterator[ProcCalls]:
         return (self[place] for place in range(len(self)))
 
+    def process(self, place: int) -> ProcRow:
+        """One of the processes, without its calls."""
+        if not self._process_columns:
+            self._process_columns = [self.processes.column(field.name) for field in fields(ProcRow)]
+        return ProcRow(*[column[place] for column in self._process_columns])
+
     def check(self, names: Iterable[str]) -> None:
         """Look at all values of processes and of some of their lists, so that none is found to be wrong later."""
         self.processes.check()
@@ -285,21 +320,44 @@ class CallsSeen(Sequence[ProcCalls]):
         """The length of that list, of each process."""
         return self.processes.column(_LISTS[name][0])
 
-    def list_of(self, name: str, place: int) -> list[Any]:
-        """That list of one process."""
+    def places(self, name: str, place: int) -> range:
+        """The places of the entries of that list of one process, among all."""
         if name not in self._starts:
             self._starts[name] = starts_of(self.lengths(name))
         starts = self._starts[name]
-        return self._entries[name].make(starts[place], starts[place + 1])
+        return range(starts[place], starts[place + 1])
+
+    def list_of(self, name: str, place: int) -> list[Any]:
+        """That list of one process."""
+        places = self.places(name, place)
+        return self._entries[name].make(places.start, places.stop)
 
 
-def _check_length(process: Block, place: int, block: Block, name: str) -> None:
-    """Check that the processes of one answer have as many entries as there are."""
-    lengths, num = process[place], process[0]
-    if type(lengths) is not list:
-        lengths = [lengths] * num
-    if not {int}.issuperset(map(type, lengths)) or min(lengths, default=0) < 0 or sum(lengths) != block[0]:
-        raise FrameError(f"{num} processes have {block[0]} {name}, not {lengths!s:.80}")
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _load(lines: Sequence[str]) -> list[object]:
+    """The values of some lines of JSON. All at once: to read one costs as much as a hundred numbers in it."""
+    try:
+        found: list[object] = json.loads(f"[{','.join(lines)}]")
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"rows of calls are not JSON: {error}") from error
+    if len(found) != len(lines):
+        raise FrameError(f"rows of calls are not {len(lines)} blocks, but {len(found)}")
+    return found
+
+
+def _check_lengths(lengths: Sequence[int], processes: Sequence[int], entries: Sequence[int], name: str) -> None:
+    """Check that the processes of each answer have as many entries as there are.
+
+    Args:
+        lengths: how many each process has.
+        processes: the number of processes of each answer.
+        entries: the number of entries of each answer.
+    """
+    ends = list(map(starts_of(lengths).__getitem__, starts_of(processes)))
+    if min(lengths, default=0) < 0 or list(map(operator.sub, ends[1:], ends)) != entries:
+        raise FrameError(f"answers have {entries!s:.80} {name}, and their processes {lengths!s:.80}")
 
 
 class _CallsTable(Table[ProcCalls]):
@@ -313,7 +371,7 @@ class _CallsTable(Table[ProcCalls]):
         parts: Collection[str] = (),
     ) -> tuple[str, bool]:
         chosen = [row for row in rows if self.chooses(row, where)]
-        return json.dumps(_render(chosen, parts or _LISTS), separators=(",", ":")), False
+        return "\n".join(map(_encode, _render(chosen, parts or _LISTS))), False
 
     def read(self, text: str) -> list[ProcCalls]:
         return list(CallsSeen.parse([text]))

@@ -21,10 +21,10 @@ from monarch_hpc.cli.dash.document import chart_document, picture_document
 from monarch_hpc.cli.dash.saved import saved_page
 from monarch_hpc.cli.dash.server import PAGE
 from monarch_hpc.cli.main import main
-from monarch_hpc.cli.tables.top_view import ProcSeen, Sighting
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry.views.series import MetricStore
+from monarch_hpc.telemetry.views.sighting import ProcSeen, Sighting
 from monarch_hpc.wire.tables.history import MetricRow
 from monarch_hpc.wire.tables.procs import ProcRow
 from tests.system.cli.test_dash import HOSTILE, Trainer, work
@@ -251,7 +251,12 @@ def test_10_000_cells_and_2_000_lines(browser: Browser, tmp_path: Path) -> None:
     states = ["ready", "ready", "ready", "stopped", "ended"]
     rows = [ProcRow("run", 1, rank, f"n{rank // 8}", rank, states[rank % 5], "", 1, 0.0) for rank in range(10_000)]
     procs = [
-        ProcSeen(("dev", one.host, one.run, one.mesh, one.rank, one.pid), lambda one=one: (one, 0.5, ()))  # type: ignore[misc]
+        ProcSeen(
+            ("dev", one.host, one.run, one.mesh, one.rank, one.pid),
+            ("dev", one.host),
+            lambda *_, one=one: (one, 0.5, ()),
+            0,
+        )
         for one in rows
     ]
     store = MetricStore()

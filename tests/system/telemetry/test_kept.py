@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -40,16 +37,11 @@ from monarch_hpc.wire.control.scribe import KeepRecords
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.pieces import sql_tables
 from monarch_hpc.wire.tables.procs import RunProcess
-from tests.child import child
 from tests.system.support.controlling import controlled, settle
 
 pq = pytest.importorskip("pyarrow.parquet")
 
 F_SEAL_GROW = 0x4
-NUM_KILLS = int(os.environ.get("NUM_KILLS", "4"))
-"""More of them search longer, in several tests of `_MOST_KILLS` at most: each keeps all that the ones before have."""
-_MOST_KILLS = 40
-
 CORRECTION = Correction(5 * 10**9, 12.34)
 PLACE = ProcPlace("run", 1, 2, 77)
 PROC = RunProcess("run", 1, 2, "n1", 77, "ready", "")
@@ -276,23 +268,6 @@ def test_the_oldest_files_are_removed_when_there_are_too_many(make: Callable[...
     assert len(find_kept(tmp_path).files["handled"]) == 2
     drop_old(tmp_path, 0, 1)
     assert len(find_kept(tmp_path).files["handled"]) == 1 and calls_of(tmp_path)[-1] == 1300
-
-
-@pytest.mark.parametrize("first", range(0, NUM_KILLS, _MOST_KILLS))
-def test_kills_while_files_are_written_lose_and_double_nothing(written: Written, tmp_path: Path, first: int) -> None:
-    chance = random.Random(5 + first)
-    argv = [sys.executable, "-m", "monarch_hpc.telemetry.kept.compact", str(tmp_path), "0", str(1 << 30)]
-    for round_number in range(min(_MOST_KILLS, NUM_KILLS - first)):
-        written.handle(2000)
-        written.recorder.metric(0, written.recorder.names.metric("loss"), 0, round_number, 1.0)
-        written.keeper.finish()
-        with child(subprocess.Popen(argv)) as process:
-            # Somewhere in its imports, its reading, its writing, or after its end.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(chance.uniform(0.2, 3.0))
-            process.kill()
-        assert calls_of(tmp_path) == [*range(1, 2000 * (round_number + 1) + 1)]
-        assert len(kept(tmp_path, "metrics")) == round_number + 1
 
 
 class Trainer(Actor):

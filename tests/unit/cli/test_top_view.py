@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from monarch_hpc.cli.tables.top_view import Sighting, TopScreen, clip, lines_of, see
+from monarch_hpc.cli.tables.top_view import TopScreen, clip, lines_of
 from monarch_hpc.telemetry.views.picture import Picture, Row
+from monarch_hpc.telemetry.views.sighting import Sighting, see
 from monarch_hpc.wire.tables.calls import ActorSeen, CallsSeen, ProcCalls, RunningCall, Scene
 
 HOSTILE = "\x1b]0;x\x07<script>\u202e\u4e2d"

@@ -16,7 +16,7 @@ from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, RecordKin
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.names import parse_names
 from monarch_hpc.telemetry.progress import CallProgress
-from monarch_hpc.telemetry.reading import Memory, memory_of, read_events, read_ring, read_u64
+from monarch_hpc.telemetry.reading import Memory, memory_of, read_events, read_u64
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.telemetry.views.scene import MAX_SENT, read_memory_use, read_scene
 
@@ -366,26 +366,3 @@ def test_what_cannot_be_read_says_why(make: Make) -> None:
         assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
     finally:
         os.close(fd)
-
-
-def test_metrics_are_recorded_with_any_step_and_value(make: Make) -> None:
-    recorder, memory = make()
-    given = [
-        (1, 2, 3, step, value) for step, value in ((0, 2.5), (2**63 - 1, -1.0), (-1, 0.0), (layout.NO_STEP, 1e308))
-    ]
-    before_ns = time.monotonic_ns()
-    for one in given:
-        recorder.metric(*one)
-    found = read_ring(memory, layout.METRICS)
-    assert [(one.actor, one.name, one.peer, one.dur, one.number) for one in found] == given
-    assert [(one.kind, one.flags, one.msg, one.num_bytes, one.seq) for one in found] == [
-        (RecordKind.METRIC, 0, 0, 0, seq) for seq in range(1, len(given) + 1)
-    ]
-    times = [one.t for one in found]
-    assert [before_ns, *times] == sorted([before_ns, *times])
-    for step in (2**63, -(2**63) - 1):
-        with pytest.raises(OverflowError):
-            recorder.metric(1, 2, 3, step, 1.0)
-    recorder.metric(1, 2, 3, 7, 1)  # not every number is a float
-    last = read_ring(memory, layout.METRICS)[-1]
-    assert (last.dur, last.number) == (7, 1.0)

@@ -35,21 +35,18 @@ def join_results(query: ReadQuestion, source: LookupSource) -> QueryPlan:
     groups = [writer.last(one) for one in query.groups]
     having = "" if query.having is None else f" HAVING {writer.last(query.having)}"
     order = [text_of_ordered(one, writer.last(one.this)) for one in query.order]
-    left = [writer.last(one) for one in source.conditions if not source.side(one)]
-    own, others = source.parts
-    tables = ", ".join([PARTIAL, *map(sql_of, others)])
+    left = [writer.last(one) for one in source.conditions]
+    tables = writer.tables()
     grouped = f" GROUP BY {', '.join(groups)}" if groups else ""
     last = f"SELECT {named(outputs, query.names)} FROM {tables}{_where(left)}{grouped}{having}{order_by(order)}"
-    return QueryPlan("lookup", [_piece(query, source, writer)], last + limits(query), by_host=len(own) > 1)
+    return QueryPlan("lookup", [_piece(query, source, writer)], last + limits(query), by_host=len(source.own) > 1)
 
 
 def _piece(query: ReadQuestion, source: LookupSource, writer: _Writer) -> QueryPiece:
-    own, _ = source.parts
     keys = [f"{text} AS {name}" for text, name in writer.keys.items()]
-    chosen = _where([sql_of(one) for one in source.conditions if source.side(one)])
-    rows = f"FROM {', '.join(map(sql_of, own))}{chosen}"
+    rows = f"FROM {', '.join(map(sql_of, source.own))}{_where(list(map(sql_of, source.own_conditions)))}"
     if not query.groups and not any(part.find(exp.AggFunc) for part in parts_of(query)):
-        if len(own) < 2 or not keys:
+        if len(source.own) < 2 or not keys:
             raise NotSplitError  # to pull the rows is the same
         return QueryPiece(source.tables, f"SELECT {', '.join(keys)} {rows} LIMIT {MAX_ROWS + 1}")
     aggregates = writer.aggregates
@@ -87,6 +84,19 @@ class _Writer:
         self.aggregates = BegunAggregates(f"{PARTIAL}.")
         self._source = source
 
+    def tables(self) -> str:
+        """The FROM of the last text."""
+        found = ""
+        for one in self._source.joined:
+            table = PARTIAL if one.table is None else sql_of(one.table)
+            if not found:
+                found = table
+            elif one.on is None:
+                found += f" CROSS JOIN {table}"
+            else:
+                found += f" LEFT JOIN {table} ON {' AND '.join(f'({self.last(said)})' for said in one.on) or 'true'}"
+        return found
+
     def last(self, part: exp.Expression) -> str:
         """An expression over the results of hosts and the other tables."""
         copy = exp.Paren(this=part.copy())
@@ -110,7 +120,14 @@ class _Writer:
                 raise NotSplitError
             own, last = (condition, "") if side else (None, sql_of(condition))
         tail = f" FILTER (WHERE {last})" if last else ""
+        may_lack = self._source.may_lack
+        if may_lack and own is not None:
+            raise NotSplitError  # it may hold for a row that there is none of
+        if type(call) is exp.Count and call.find(exp.Column) is None and may_lack:
+            return f"coalesce(sum({self._num_rows()}){tail}, 0)"
         if call.find(exp.Column) is None or self._source.side(call):
+            if may_lack and not _is_strict(call):
+                raise NotSplitError
             return self.aggregates.complete(call, own, tail)
         # Of values of other tables, which a row of the results has for all rows that it stands for.
         is_plain = own is None and self._source.side(call) is False and not call.find(exp.Distinct)
@@ -120,5 +137,17 @@ class _Writer:
             return sql_of(call) + tail
         if type(call) is exp.Count:
             has = f"({sql_of(call.this)}) IS NOT NULL" + (f" AND ({last})" if last else "")
-            return f"coalesce(sum({self.aggregates.column('count(*)', 'sum')}) FILTER (WHERE {has}), 0)"
+            return f"coalesce(sum({self._num_rows()}) FILTER (WHERE {has}), 0)"
         raise NotSplitError
+
+    def _num_rows(self) -> str:
+        """For how many rows one of the last text stands."""
+        num = self.aggregates.column("count(*)", "sum")
+        return f"coalesce({num}, 1)" if self._source.may_lack else num
+
+
+def _is_strict(call: exp.AggFunc) -> bool:
+    """Whether an aggregate is of values that are NULL where a row has NULL in each column."""
+    kinds = (exp.Column, exp.Identifier, exp.Literal, exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Paren)
+    parts = [*call.walk()][1:]
+    return any(isinstance(part, exp.Column) for part in parts) and all(isinstance(part, kinds) for part in parts)

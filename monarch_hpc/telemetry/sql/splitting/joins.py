@@ -32,6 +32,7 @@ class QuestionSource:
         items: the first table, and the joins with others.
         conditions: those of the joins.
         is_inner: whether each row of the joins has one of each table.
+        whole: what the question calls those tables of which each row of the joins has one.
     """
 
     tables: Sequence[str]
@@ -39,6 +40,7 @@ class QuestionSource:
     items: Sequence[exp.Expression]
     conditions: Sequence[exp.Expression]
     is_inner: bool
+    whole: frozenset[str] = frozenset()
 
     @property
     def is_joined(self) -> bool:
@@ -62,8 +64,11 @@ def read_source(root: exp.Select) -> QuestionSource | None:
     conditions = [join.args["on"] for join in joins if join.args.get("on")]
     is_inner = sides <= {""}
     before: set[str] = set()
+    whole = {*known}
     for name, join in zip(known, (None, *joins), strict=True):
         if join is not None:
+            whole -= {name} if join.side in ("LEFT", "FULL") else set()
+            whole -= before if join.side in ("RIGHT", "FULL") else set()
             # What WHERE says of rows that a join has made up is not said of those it was made of.
             said = [join.args.get("on"), where if is_inner else None]
             if not _is_plain(join) or not _is_at_home(join, said, known, name, before):
@@ -71,7 +76,7 @@ def read_source(root: exp.Select) -> QuestionSource | None:
         before.add(name)
     tables = [*dict.fromkeys(known.values())]
     columns = frozenset(column.name for table in tables for column in sql_tables()[table].columns)
-    return QuestionSource(tables, columns, [first, *joins], conditions, is_inner)
+    return QuestionSource(tables, columns, [first, *joins], conditions, is_inner, frozenset(whole))
 
 
 def _is_table(one: exp.Expression) -> bool:

@@ -7,6 +7,7 @@ So hosts group their rows by these columns and begin the aggregates, and the few
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from sqlglot import exp
 
@@ -15,26 +16,51 @@ from monarch_hpc.telemetry.sql.plan import PARTIAL
 from monarch_hpc.telemetry.sql.splitting.joins import conjuncts, has_column, join_at_home
 from monarch_hpc.wire.tables.pieces import ON_HOSTS, sql_tables
 
-__all__ = ["LookupSource", "read_lookups"]
+__all__ = ["JoinedTable", "LookupSource", "read_lookups"]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedTable:
+    """One of the tables of the last text.
+
+    Args:
+        table: None for what hosts have answered.
+        on: what rows before it are joined by that stay without a row of it, too; None for an inner join.
+    """
+
+    table: exp.Expression | None
+    on: Sequence[exp.Expression] | None
 
 
 @dataclass(frozen=True, slots=True)
 class LookupSource:
-    """The tables of such a question, whose joins are all inner ones.
+    """The tables of such a question. All conditions have the table before each column.
 
     Args:
         known: the tables, by what the question calls them.
         on_hosts: what it calls those of hosts.
-        parts: the FROM of hosts, and that of the others.
-        conditions: all that holds for each row of the joins, with the table before each column.
+        own: the FROM of hosts.
+        own_conditions: those of the rows that hosts join.
+        joined: the FROM of the last text.
+        conditions: what holds for each row of the last text's joins, but by outer joins.
         firsts: for the columns of USING, the table whose column a name without a table stands for.
+        may_lack: whether rows of the other tables stay that meet none of hosts.
     """
 
     known: Mapping[str, str]
     on_hosts: frozenset[str]
-    parts: tuple[Sequence[exp.Expression], Sequence[exp.Expression]]
+    own: Sequence[exp.Expression]
+    own_conditions: Sequence[exp.Expression]
+    joined: Sequence[JoinedTable]
     conditions: Sequence[exp.Expression]
     firsts: Mapping[str, str]
+    may_lack: bool
+
+    @property
+    def all_conditions(self) -> list[exp.Expression]:
+        """Those of hosts, of the joins, and of the last text."""
+        by_joins = [one for joined in self.joined for one in joined.on or ()]
+        return [*self.own_conditions, *by_joins, *self.conditions]
 
     @property
     def tables(self) -> list[str]:
@@ -69,43 +95,73 @@ def read_lookups(root: exp.Select) -> LookupSource | None:
     """Return the tables of a question; None if it is about others, or cannot be answered so."""
     if not root.args.get("from_"):
         return None
-    first: exp.Expression = root.args["from_"].this
-    joins = root.args.get("joins") or []
+    joins: list[exp.Join] = root.args.get("joins") or []
+    tables: list[tuple[exp.Expression, exp.Join | None]] = [(root.args["from_"].this, None)]
+    tables += [(join.this, join) for join in joins]
+    if joins and joins[0].side == "RIGHT" and not joins[0].args.get("using"):
+        tables[:2] = [(joins[0].this, None), (tables[0][0], joins[0])]  # LEFT, the other way round
     known: dict[str, str] = {}
     firsts: dict[str, str] = {}
-    equal: list[exp.Expression] = []
-    for one, join in zip((first, *(join.this for join in joins)), (None, *joins), strict=True):
+    outer: dict[str, list[exp.Expression]] = {}
+    conditions: list[exp.Expression] = []
+    for one, join in tables:
         name = one.alias_or_name.lower()
-        if not _is_table(one) or name in known or name == PARTIAL or (join is not None and not _is_inner(join)):
+        side = None if join is None else _side_of(join, is_swapped=one is not join.this)
+        if not _is_table(one) or name in known or name == PARTIAL or (join is not None and side is None):
             return None
+        said: list[exp.Expression] = []
         for column in [] if join is None else join.args.get("using") or []:
             before = firsts.get(column.name) or _owner(known, column.name)
             if before is None or not has_column(one.name.lower(), column.name):
                 return None
             firsts[column.name] = before
-            equal.append(
+            said.append(
                 exp.EQ(this=exp.column(column.name, table=before), expression=exp.column(column.name, table=name))
             )
+        if join is not None and join.args.get("on"):
+            said += [part.copy() for part in conjuncts(join.args["on"])]
         known[name] = one.name.lower()
+        if side:
+            outer[name] = said
+        else:
+            conditions += said
+    if root.args.get("where"):
+        conditions += [part.copy() for part in conjuncts(root.args["where"].this)]
     on_hosts = frozenset(name for name, table in known.items() if table in ON_HOSTS)
-    if not on_hosts or len(on_hosts) == len(known):
+    may_lack = not on_hosts.isdisjoint(outer)
+    if not on_hosts or len(on_hosts) == len(known) or (may_lack and len(on_hosts) > 1):
         return None
-    said = [join.args["on"] for join in joins if join.args.get("on")]
-    said += [root.args["where"].this] if root.args.get("where") else []
-    conditions = [*equal, *(one.copy() for condition in said for one in conjuncts(condition))]
-    tables = [first, *(join.this for join in joins)]
-    parts = (
-        [one for one in tables if one.alias_or_name.lower() in on_hosts],
-        [one for one in tables if one.alias_or_name.lower() not in on_hosts],
+    return _read(
+        LookupSource(known, on_hosts, [], [], [], conditions, firsts, may_lack), [one for one, _ in tables], outer
     )
-    found = LookupSource(known, on_hosts, parts, conditions, firsts)
-    if not all(map(found.qualify, conditions)):
+
+
+def _read(
+    source: LookupSource, tables: Sequence[exp.Expression], outer: Mapping[str, list[exp.Expression]]
+) -> LookupSource | None:
+    """Say which conditions hosts check, and in which order the others are joined with what they have answered."""
+    if not all(map(source.qualify, (*source.conditions, *(one for said in outer.values() for one in said)))):
         return None
-    own = [condition for condition in conditions if found.side(condition)]
-    names = [one for one in known if one in on_hosts]
-    if not all(join_at_home(own, known, name, {*names[:place]}) for place, name in enumerate(names) if place):
+    own = [one for one in tables if one.alias_or_name.lower() in source.on_hosts]
+    others = [one for one in tables if one.alias_or_name.lower() not in source.on_hosts]
+    if source.may_lack:
+        (name,) = source.on_hosts
+        own_conditions = [one for one in outer[name] if source.side(one)]
+        place, left = tables.index(own[0]), [one for one in outer[name] if not source.side(one)]
+        conditions: Sequence[exp.Expression] = source.conditions
+    else:
+        own_conditions = [one for one in source.conditions if source.side(one)]
+        place, left = 0, None
+        conditions = [one for one in source.conditions if not source.side(one)]
+    joined = [JoinedTable(one, outer.get(one.alias_or_name.lower())) for one in others]
+    joined.insert(place, JoinedTable(None, left))
+    names = [one.alias_or_name.lower() for one in own]
+    at_home = (
+        join_at_home(own_conditions, source.known, name, {*names[:place]}) for place, name in enumerate(names) if place
+    )
+    if not all(at_home):
         return None
-    return found
+    return replace(source, own=own, own_conditions=own_conditions, joined=joined, conditions=conditions)
 
 
 def _is_table(one: exp.Expression) -> bool:
@@ -117,9 +173,14 @@ def _is_table(one: exp.Expression) -> bool:
     )
 
 
-def _is_inner(join: exp.Join) -> bool:
-    others = any(value for key, value in join.args.items() if key not in {"this", "on", "using", "kind"})
-    return not others and join.kind in ("", "INNER", "CROSS")
+def _side_of(join: exp.Join, *, is_swapped: bool) -> str | None:
+    """LEFT, or empty for an inner join; None for others."""
+    others = any(value for key, value in join.args.items() if key not in {"this", "on", "using", "kind", "side"})
+    if others or join.kind not in ("", "INNER", "CROSS", "OUTER"):
+        return None
+    if is_swapped:
+        return "LEFT"
+    return join.side if join.side in ("", "LEFT") else None
 
 
 def _owner(known: Mapping[str, str], column: str) -> str | None:

@@ -83,7 +83,7 @@ def _parse(sql: str, names: Sequence[str]) -> ReadQuestion:
         lookups = read_lookups(root)
         if lookups is None:
             raise NotSplitError
-        source = QuestionSource(lookups.tables, lookups.columns, [], lookups.conditions, is_inner=True)
+        source = QuestionSource(lookups.tables, lookups.columns, [], lookups.all_conditions, is_inner=True)
     outputs = [one.unalias() for one in root.expressions]
     if len(outputs) != len(names) or any(isinstance(one, exp.Star) for one in outputs):
         raise NotSplitError
@@ -212,8 +212,10 @@ def _partial(query: ReadQuestion) -> QueryPlan:
 
 def _home(query: ReadQuestion) -> QueryPlan:
     """Groups each of which is on one host: hosts answer completely."""
-    on_one_host = any(isinstance(group, exp.Column) and group.name in HOME for group in query.groups)
-    if not on_one_host or not query.source.is_inner:  # an outer join has groups without a host
+    source = query.source
+    homes = [group for group in query.groups if isinstance(group, exp.Column) and group.name in HOME]
+    # Where an outer join has made up a row of a table, its columns are NULL on all hosts.
+    if not any(source.is_inner or home.table.lower() in source.whole for home in homes):
         raise NotSplitError
     grouped = f" GROUP BY {', '.join(map(sql_of, query.groups))}"
     having = "" if query.having is None else f" HAVING {sql_of(query.having)}"

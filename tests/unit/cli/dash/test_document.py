@@ -15,9 +15,9 @@ from monarch_hpc.cli.dash.document import (
 )
 from monarch_hpc.cli.dash.saved import saved_page
 from monarch_hpc.cli.dash.server import PAGE
-from monarch_hpc.cli.tables.top_view import ProcSeen, Sighting
 from monarch_hpc.telemetry.views.picture import Row
 from monarch_hpc.telemetry.views.series import Chart, Curve
+from monarch_hpc.telemetry.views.sighting import ProcSeen, Sighting
 from monarch_hpc.wire.tables.history import HandledCall
 from monarch_hpc.wire.tables.procs import ProcRow
 
@@ -26,7 +26,8 @@ HOSTILE = "</script><script>alert(1)</script>\x1b]0;owned\x07\u202e"
 
 def proc(rank: int, state: str = "ready", pid: int = 0, mesh: int = 1, rows: tuple[Row, ...] = ()) -> ProcSeen:
     one = ProcRow("run", mesh, rank, "n1", pid or 100 + rank, state, "", 1000, 1.5)
-    return ProcSeen(("dev", one.host, one.run, one.mesh, one.rank, one.pid), lambda: (one, 0.123, rows))
+    key = "dev", one.host, one.run, one.mesh, one.rank, one.pid
+    return ProcSeen(key, key[:2], lambda *_: (one, 0.123, rows), 0)
 
 
 def row(actor: str, state: str, runs_s: float = 0.0, waits_s: float = 0.0) -> Row:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from monarch_hpc.cli.dash.exposition import Scrape, render
 from monarch_hpc.wire.tables.calls import EndpointCount, ProcCalls, Scene
 from monarch_hpc.wire.tables.overview import HostRow
-from monarch_hpc.wire.tables.procs import ProcRow
 from monarch_hpc.wire.tables.samples import GpuSample, HostSample
 
 HOSTILE = 'a"b\\c\nd{e="f"} 1\n# HELP \x1b[31m\udc80é'
@@ -20,8 +19,11 @@ def count(name: str, endpoint: str, num_calls: int) -> EndpointCount:
     return EndpointCount(name, endpoint, num_calls, 1, 0.5, 0.2, [], 0.25, 0.1, [])
 
 
+NOTHING = Scene("", "", [], [], [], [], 0, [])
+
+
 def calls(pid: int, *counts: EndpointCount) -> ProcCalls:
-    return ProcCalls("run", 0, 3, "n1", pid, "ready", "", Scene("", "", [], [], [], [], 0, [*counts]))
+    return ProcCalls("run", 0, 3, "n1", pid, "ready", "", replace(NOTHING, endpoints=[*counts]))
 
 
 def sample(kind: type[Any], **given: object) -> Any:
@@ -69,17 +71,18 @@ def test_series_that_would_be_there_twice_are_added() -> None:
 
 
 def test_hostile_names_stay_in_their_labels() -> None:
-    procs = [ProcRow(HOSTILE, 0, 0, HOSTILE, 1, "ready", HOSTILE, 5, 0.5)]
-    text = render([Scrape(HOSTILE, True, procs=procs, calls=[calls(7, count(HOSTILE, HOSTILE, 1))])])
+    scene = replace(NOTHING, endpoints=[count(HOSTILE, HOSTILE, 1)])
+    one = ProcCalls(HOSTILE, 0, 0, HOSTILE, 1, "ready", HOSTILE, scene, 5, 0.5)
+    text = render([Scrape(HOSTILE, True, calls=[one])])
     found = read(text)
     assert {name for name, _ in found} >= {"endpoint_calls_total", "proc_cpu_seconds_total", "procs"}
     assert b"\x1b" not in text and rb"a\"b\\c\\nd{e=\"f\"} 1\\n# HELP \\x1b[31m\\udc80" in text
 
 
 def test_memory_and_cpu_of_processes_that_live() -> None:
-    one = ProcRow("run", 0, 1, "n1", 5, "ready", "", 4096, 1.5)
-    gone = ProcRow("run", 0, 2, "n1", 6, "ended", "killed", 0, 0.0)
-    found = read(render([Scrape("dev", True, procs=[one, gone])]))
+    one = ProcCalls("run", 0, 1, "n1", 5, "ready", "", NOTHING, 4096, 1.5)
+    gone = ProcCalls("run", 0, 2, "n1", 6, "ended", "killed", NOTHING, 0, 0.0)
+    found = read(render([Scrape("dev", True, calls=[one, gone])]))
     memory = [(labels, value) for (name, labels), value in found.items() if name == "proc_resident_memory_bytes"]
     assert memory == [('allocation="dev",run="run",mesh="0",rank="1",host="n1",pid="5"', 4096)]
     states = {labels.rpartition("state=")[2]: value for (name, labels), value in found.items() if name == "procs"}

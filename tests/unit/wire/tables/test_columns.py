@@ -23,8 +23,9 @@ from monarch_hpc.wire.tables.calls import (
     SentCall,
     Wait,
 )
-from monarch_hpc.wire.tables.columns import Entries, render_block
+from monarch_hpc.wire.tables.columns import Columns, Entries, divide, render_blocks
 
+KINDS = divide(Wait, {"num_calls", "age_s"})
 WAITS = [Wait("a", [1 << 62 | 7, 5], 2, "", 1.5), Wait("b", [], 0, "a barrier", 0.0)]
 
 
@@ -69,11 +70,39 @@ def test_parts_that_are_not_asked_for_are_empty() -> None:
 
 
 def test_values_that_are_alike_travel_once() -> None:
-    block = render_block(Wait, WAITS)
-    assert block == [2, ["a", "b"], [f"{1 << 62 | 7} 5", ""], [2, 0], ["", "a barrier"], [1.5, 0.0]]
-    assert render_block(Wait, WAITS[:1] * 3)[1:3] == [["a"] * 3, f"{1 << 62 | 7} 5"]
-    assert render_block(Wait, []) == [0, [], [], [], [], []]
-    assert Entries(Wait, [block, render_block(Wait, [])], "waits").make(1, 2) == WAITS[1:]
+    changing = {"num_calls", "age_s"}
+    blocks = render_blocks(Wait, WAITS, changing)
+    assert blocks == (
+        [2, ["a", "b"], [f"{1 << 62 | 7} 5", ""], ["", "a barrier"]],
+        [2, [2, 0], [1.5, 0.0]],
+    )
+    assert render_blocks(Wait, WAITS[:1] * 3, changing) == (
+        [3, ["a"] * 3, f"{1 << 62 | 7} 5", ""],
+        [3, [2] * 3, 1.5],
+    )
+    none = render_blocks(Wait, [], changing)
+    assert none == ([0, [], [], []], [0, [], []])
+    both = [Columns(kinds, some, "waits") for kinds, some in zip(KINDS, zip(blocks, none, strict=True), strict=True)]
+    entries = Entries(Wait, *both)
+    assert entries.make(1, 2) == WAITS[1:] and entries.make(0, 9) == WAITS and len(entries) == 2
+    with pytest.raises(FrameError, match="waits are"):
+        Entries(Wait, both[0], Columns(KINDS[1], [none[1]], "waits"))
+
+
+def test_what_is_the_same_in_the_next_answer_is_not_read_again() -> None:
+    rows = [[made(random.Random(seed), seed) for seed in range(first, first + 5)] for first in (0, 5)]
+    texts = [CALLS.render(some, {}) for some in rows]
+    seen = CallsSeen.parse(texts)
+    assert CallsSeen.parse(texts, seen).processes.lasting is seen.processes.lasting
+    later = [[replace(row, cpu_s=row.cpu_s + 1) for row in some] for some in rows]
+    found = CallsSeen.parse([CALLS.render(some, {}) for some in later], seen)
+    assert list(found) == [row for some in later for row in some]
+    assert found.processes.lasting is seen.processes.lasting
+    assert found.processes.changing is not seen.processes.changing
+    for others in (later[::-1], later[:1], [later[0], later[1][1:]]):
+        found = CallsSeen.parse([CALLS.render(some, {}) for some in others], seen)
+        assert list(found) == [row for some in others for row in some]
+    assert list(CallsSeen.parse([], seen)) == []
 
 
 @pytest.mark.parametrize(
@@ -102,18 +131,17 @@ def test_values_that_are_alike_travel_once() -> None:
 )
 def test_what_is_no_block_is_an_error(block: Any, words: str) -> None:
     with pytest.raises(FrameError, match=words):
-        Entries(Wait, [block], "waits").check()
+        Columns(divide(Wait, ())[0], [block], "waits").check()
 
 
 @pytest.mark.parametrize("num", [2, 0, -1, "1", None, [1, 0], [], [["1"]], [2], {}])
 def test_each_process_has_the_entries_that_it_says(num: object) -> None:
-    blocks = json.loads(CALLS.render([made(random.Random(1), 0)], {}))
-    place = CallsSeen([blocks]).processes.place("num_actors")
+    blocks = [*map(json.loads, CALLS.render([made(random.Random(1), 0)], {}).split("\n"))]
+    place = CallsSeen([blocks]).processes.lasting.place("num_actors")
     assert blocks[0][place] == 1
     blocks[0][place] = num
     with pytest.raises(FrameError, match="actors"):
         CallsSeen([blocks]).check(())
-    with pytest.raises(FrameError, match="not JSON"):
-        CallsSeen.parse(["["])
-    with pytest.raises(FrameError, match="6 blocks"):
-        CallsSeen.parse(["[[]]"])
+    for text, words in (("[" + "\n" * 11, "not JSON"), ("[],[]" + "\n[]" * 11, "blocks"), ("[[]]", "12 lines")):
+        with pytest.raises(FrameError, match=words):
+            CallsSeen.parse([text])
