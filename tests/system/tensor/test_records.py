@@ -154,7 +154,7 @@ def test_steps_of_which_the_program_reads_nothing_are_forgotten(procs: ProcMesh)
     def step() -> Any:
         optimizer.zero_grad()
         loss = model(x).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        loss.backward()
         optimizer.step()
         return loss
 
