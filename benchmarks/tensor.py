@@ -1,20 +1,17 @@
-"""Measures mesh tensors against one process: `python benchmarks/tensor.py [--procs 2] [--install]`.
+"""Measures mesh tensors against one process: `python -m benchmarks.tensor [--procs 2] [--torchmonarch PYTHON]`.
 
 Rounds of all rows alternate, and the best of each counts. CPU times are those of the program's main thread, and of all
-its threads. `--install` also measures the same operations of torchmonarch, in an environment of its own; it needs pip's
-index and several GB.
+its threads. With `--torchmonarch PYTHON`, an interpreter that has torchmonarch 0.7.0, some rows alternate with the same
+operations of it; its training leaves out the sum of gradients, which ours does.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import subprocess
-import sys
-import tempfile
 import time
-import venv
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,19 +26,50 @@ _NUM_STEPS = 30
 _NUM_READS = 300
 
 _PEER = """
-import time, torch
+import sys, time, torch
+from torch import nn
 from monarch.actor import this_host
-from monarch import fetch_shard
+from monarch import fetch_shard, inspect
+torch.set_num_threads(1)
 procs = this_host().spawn_procs(per_host={"gpus": 2})
 with procs.activate():
-    a, b = torch.ones(64, 64), torch.ones(64, 64)
-    fetch_shard(a + b).result()
-    began, used = time.perf_counter(), time.process_time()
-    for _ in range(500):
-        c = a + b
-    fetch_shard(c).result()
-    print(f"{(time.perf_counter() - began) / 500 * 1e6:.1f} {(time.process_time() - used) / 500 * 1e6:.1f}", flush=True)
+    a, b, small = torch.ones(64, 64), torch.ones(64, 64), torch.ones(64)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(32, 64)
+    def add(num):
+        for _ in range(num):
+            c = a + b
+        return c
+    def read(num):
+        for _ in range(num):
+            inspect(small + 1)
+        return small
+    def step(num):
+        for _ in range(num):
+            optimizer.zero_grad()
+            loss = (model(x) - x).square().mean()
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+    rows = {"add 64 x 64": add, "add and read": read, "step of an MLP, op by op": step}
+    def run(name, num):
+        fetch_shard(rows[name](num)).result()
+    for name in rows:
+        run(name, 2)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        name, num = line.rstrip().split("|")
+        began, used = time.perf_counter(), time.process_time()
+        run(name, int(num))
+        print((time.perf_counter() - began) / int(num), (time.process_time() - used) / int(num), flush=True)
 """
+
+_PEER_NUM = {"add 64 x 64": 100, "add and read": 30, "step of an MLP, op by op": 6}
+"""torchmonarch's rows, and how often each is run in a round."""
+
+_GOALS = {"add 64 x 64": 50, "add and read": 10, "step of an MLP, op by op": 5, "step of an MLP, captured": 10}
+"""How many times less than torchmonarch's the elapsed time of a row is to be."""
 
 
 class Taken:
@@ -64,6 +92,7 @@ def operations(function: Callable[[Any, Any], Any], end: Callable[[], object]) -
     def run() -> int:
         for _ in range(_NUM_OPS):
             function(a, b)
+        end()
         return _NUM_OPS
 
     return run
@@ -87,6 +116,33 @@ def training(average: Callable[[Any], object], end: Callable[[], object]) -> Cal
         return num
 
     run(2)
+    return run
+
+
+def captured(procs: ProcMesh, end: Callable[[], object]) -> Callable[[], int]:
+    """A row: the same steps, replayed."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(32, 64)
+
+    @procs.capture
+    def step(x: Any) -> Any:
+        loss = (model(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        for parameter in model.parameters():
+            gradient: Any = parameter.grad
+            gradient.reduce_("gpus", "avg")
+        optimizer.step()
+        return loss
+
+    def run(num: int = _NUM_STEPS) -> int:
+        for _ in range(num):
+            step(x)
+        end()
+        return num
+
+    run(4)
     return run
 
 
@@ -126,6 +182,7 @@ def table(procs: ProcMesh) -> dict[str, Callable[[], int]]:
         "add and read": reads(torch.ones(64)),
         "reduce of 64 floats": sums,
         "step of an MLP, op by op": training(lambda grad: grad.reduce_("gpus", "avg"), done),
+        "step of an MLP, captured": captured(procs, done),
     }
 
 
@@ -145,17 +202,45 @@ def alone() -> dict[str, Callable[[], int]]:
     }
 
 
-def peer() -> None:
-    """Install torchmonarch, and print its time for an operation."""
-    with tempfile.TemporaryDirectory() as folder:
-        venv.create(folder, with_pip=True)
-        python = str(Path(folder) / "bin" / "python")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "torchmonarch==0.7.0", "torch"], check=True)
-        done = subprocess.run([python, "-c", _PEER], capture_output=True, text=True, timeout=600, check=False)
-    wall, used = (done.stdout.split() or ["-", "-"])[:2]
-    print(f"torchmonarch, add 64 x 64: {wall} us, CPU {used} us")
-    if done.returncode:
-        print(done.stderr[-2000:], file=sys.stderr)
+class Peer:
+    """torchmonarch in its own process.
+
+    Args:
+        python: an interpreter that has it.
+    """
+
+    def __init__(self, python: str) -> None:
+        self._process = subprocess.Popen(
+            [python, "-c", _PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.taken: dict[str, list[tuple[float, float]]] = {name: [] for name in _PEER_NUM}
+        if self._answer() != "ready":
+            raise RuntimeError("torchmonarch did not start")
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def run(self, name: str) -> None:
+        """Run a row."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{name}|{_PEER_NUM[name]}\n")
+        wall, used = self._answer().split()
+        self.taken[name].append((float(wall) * 1e6, float(used) * 1e6))
+
+    def report(self, taken: dict[str, list[Taken]]) -> None:
+        """Print ratios of medians."""
+        print(f"\n{'torchmonarch, medians':28}{'elapsed':>10}{'all CPU':>10}{'ours':>10}{'times':>8}{'goal':>6}")
+        for name, goal in _GOALS.items():
+            own = self.taken.get(name, self.taken["step of an MLP, op by op"])
+            wall, used = (statistics.median(column) for column in zip(*own, strict=True))
+            here = statistics.median(one.wall_us for one in taken[name])
+            print(f"{name:28}{wall:10.1f}{used:10.1f}{here:10.1f}{wall / here:8.1f}{goal:6}")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
 
 
 def main() -> None:
@@ -163,19 +248,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--procs", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--install", action="store_true", help="also measure torchmonarch")
+    parser.add_argument("--torchmonarch", metavar="PYTHON", help="an interpreter that has torchmonarch 0.7.0")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     procs = monarch_hpc.this_host().spawn_procs({"gpus": chosen.procs}, preload=["torch"], bootstrap=one_thread)
     taken: dict[str, list[Taken]] = {}
     single: dict[str, list[Taken]] = {}
     own = alone()
+    other = Peer(chosen.torchmonarch) if chosen.torchmonarch else None
     with procs.activate():
         rows = table(procs)
         for _ in range(chosen.rounds):
             for name, run in rows.items():
                 taken.setdefault(name, []).append(Taken(run))
                 sync(procs)
+                if other is not None and name in _PEER_NUM:
+                    other.run(name)
     for _ in range(chosen.rounds):
         for name, run in own.items():
             single.setdefault(name, []).append(Taken(run))
@@ -184,8 +272,9 @@ def main() -> None:
         best = [min(getattr(one, field) for one in rounds) for field in ("main_us", "all_us", "wall_us")]
         here = f"{min(one.wall_us for one in single[name]):13.1f}" if name in single else f"{'-':>13}"
         print(f"{name:28}{best[0]:10.1f}{best[1]:10.1f}{best[2]:10.1f}{here}")
-    if chosen.install:
-        peer()
+    if other is not None:
+        other.report(taken)
+        other.close()
 
 
 def one_thread() -> None:

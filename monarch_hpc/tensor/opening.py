@@ -83,7 +83,8 @@ class _Opened:
         self.ranks = Ranks(self.engine, root, _in_a_row(self._workers, ranks), in_a_row, abort, config.fence_s)
         self.engine.survey = self.ranks.survey
         rejoin = Rejoin(self.engine, self.ranks)
-        self.engine.rejoins, self.engine.lost_error = rejoin.run, rejoin.lost_error
+        self.engine.rejoins, self.engine.takes_in = rejoin.run, rejoin.take_in
+        self.engine.lost_error = rejoin.lost_error
         self.engine.remedy = rejoin.remedy
         self.ranks.watch(ranks)
 
@@ -91,6 +92,8 @@ class _Opened:
         """The view of some of the ranks."""
         if self.engine.broken is not None:
             self.engine.rejoins(region)
+        if not self.engine.left_out.isdisjoint(region.base_ranks()):
+            self.engine.takes_in(region)
         view = self.engine.views.get((region, False))
         if view is None:
             self.engine.check_present(tuple(region.base_ranks()))

@@ -144,7 +144,7 @@ class Ranks:
                 if isinstance(problem, (SupervisionError, CallTimeout)):
                     self.gone[rank] = problem
             if failed:
-                first = min(failed)
+                first = min(rank for rank in failed if rank in self.gone or self.gone.keys().isdisjoint(failed))
                 method, problem = failed[first]
                 raise RankLost(f"rank {first} in {method}: {problem}") from problem
             return answers
@@ -189,6 +189,13 @@ class Ranks:
         replaced = set(self.note_replaced())
         self._each_of("place", self.world, (), of_control=True)
         return [rank for rank in self.gone if rank not in replaced]
+
+    def absent(self, ranks: Sequence[int]) -> list[int]:
+        """Those of some ranks that were left out whose procs are dead; no rank is lost meanwhile."""
+        self._each_of("place", ranks, (), of_control=True)
+        found = [rank for rank in ranks if rank in self.gone]
+        self.gone.clear()
+        return found
 
     def finish(self, cause: str, specs: list[tuple[int, Any]], frames: list[LateFrame]) -> dict[int, list[OpFailure]]:
         """End the collectives of this epoch, and have ranks execute what was issued in it; return what failed in it."""

@@ -37,7 +37,7 @@ class Recovery:
         ranks: its ranks.
 
     Attributes:
-        known: the newest version that a rank has reported.
+        known: the newest version that a rank is known to have.
         mark: number of the first value that is younger than the decided version.
         last_mark: likewise of the last commit that was issued.
         obstacle: why repeating the last batch would not be exact; empty if it would be.
@@ -67,6 +67,7 @@ class Recovery:
         self.goes_on = False
         self._issued = 0
         self._seen = (0, 0)
+        self._under_way: deque[tuple[int, int]] = deque()  # commits: the number of the next operation, the version
         self._steps = {0: 0}
         self._backwards: dict[int, int] = {}
         self._changes: dict[int, int] = {}
@@ -93,13 +94,17 @@ class Recovery:
     def before_step(self, view: View, optimizer: torch.optim.Optimizer) -> None:
         """Note the state of an optimizer before its step, whose operations are to be one unit."""
         begin_step(self._engine, view)
-        self._forget_snapshots()
+        self._forget()
         self._in_step = True
         self._snapshots.append((self._issued, OptimizerSnapshot(optimizer)))
 
-    def _forget_snapshots(self) -> None:
+    def _forget(self) -> None:
+        """Forget what only a way back to versions before `known` would need, if the program reads nothing, too."""
         while self._snapshots and self._snapshots[0][0] < self.known:
             self._snapshots.popleft()
+        for counts in (self._backwards, self._changes, self._steps):
+            for old in [at for at in counts if at < self.known and at != self._seen[0]]:
+                del counts[old]
 
     @property
     def num_steps(self) -> int:
@@ -122,6 +127,7 @@ class Recovery:
         self._issued += 1
         self._steps[self._issued] = self._steps[self._issued - 1] + num_steps
         self._committed_at, self._num_harmless = self._engine.num_issued, 0
+        self._under_way.append((self._committed_at, self._issued))
         self._fresh.clear()
         if self.log is not None:
             graded = (leaf.number for leaf in self._graded if leaf.has_grad)
@@ -133,7 +139,7 @@ class Recovery:
 
     def note_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Note the states of optimizers before a captured step in which each makes a version."""
-        self._forget_snapshots()
+        self._forget()
         self._snapshots += [(self._issued + at, OptimizerSnapshot(one)) for at, one in enumerate(optimizers)]
 
     def note_replay(self, steps: Sequence[list[Any] | torch.optim.Optimizer], num_changes: int) -> None:
@@ -146,6 +152,13 @@ class Recovery:
                 self._note_commit(num_steps=1)
         for _ in range(num_changes):
             self.note_change()
+
+    def note_done(self, seq: int) -> None:
+        """Note that all ranks have executed what was issued before operation *seq*; on the driver."""
+        if self.log is not None:
+            self.log.note_done(seq)
+        while self._under_way and self._under_way[0][0] <= seq:
+            self.known = max(self.known, self._under_way.popleft()[1])
 
     def note_backward(self, leaves: list[Any]) -> None:
         """Note that a backward pass adds to the gradients of *leaves*."""
@@ -264,6 +277,7 @@ class Recovery:
         self._fresh.clear()
         self.lost_leaves = [leaf.number for leaf in self._graded if leaf.has_grad]
         self._issued = version
+        self._under_way.clear()
         self._backwards, self._changes, self._in_step = {}, {}, False
         self._seen = min(self._seen, (version, 0))
 

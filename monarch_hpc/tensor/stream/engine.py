@@ -304,8 +304,8 @@ class TensorEngine(EngineState):
             self.suspect(*halted)
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
-        if self.log is not None and self.broken is None:
-            self.log.note_done(self._frames[0].base if self._frames else frame.base + len(frame.sites))
+        if self.recovery is not None and self.broken is None:
+            self.recovery.note_done(self._frames[0].base if self._frames else frame.base + len(frame.sites))
         if not self._frames and self.step_begun is None and not self._num_holds:
             self.reset_threshold()
 

@@ -37,6 +37,7 @@ class EngineState:
         heals: heals the mesh and issues again what was lost, or raises why not; None if that is left to the program.
         rejoins: goes on with procs that were started again, where each rank has values of its own, and returns whether
             it could; takes the ranks that the program goes on with, or None for all of them.
+        takes_in: takes in ranks that a heal has left out, as far as the program has started their procs again.
         lost_error: the error of a value that was in a process that has died, by its `lost_root`.
         is_told: whether the program has had the error.
         remedy: what the program can do about a rank that dies, in words.
@@ -55,6 +56,7 @@ class EngineState:
         self.log: IssueLog | None = None
         self.heals: Callable[[], None] | None = None
         self.rejoins: Callable[[Region | None], bool] = lambda _region: False
+        self.takes_in: Callable[[Region], None] = lambda _region: None
         self.lost_error: Callable[[int], Exception] = KeyError
         self.remedy: Callable[[], str] = lambda: ""
         self.survey: Callable[[], None] = lambda: None

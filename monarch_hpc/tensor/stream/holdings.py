@@ -135,7 +135,8 @@ class Rejoining(NamedTuple):
         addresses: IP addresses by rank.
         present: the ranks that the mesh has afterwards.
         specs: templates that the rank may not have.
-        lost_before: an earlier process of this rank held the values with smaller numbers; 0 if there was none.
+        lost_before: values with smaller numbers are not on this rank: it was started again, or left out meanwhile; 0 if
+            all are.
     """
 
     epoch: int

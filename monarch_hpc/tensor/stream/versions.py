@@ -62,6 +62,10 @@ class Versions(Protocol):
         """
         ...
 
+    def note_done(self, seq: int) -> None:
+        """Note that all ranks have executed what was issued before operation *seq*; on the driver."""
+        ...
+
     def note_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Note the states of optimizers that take steps in a captured step, before it is replayed."""
         ...

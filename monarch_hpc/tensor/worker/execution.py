@@ -263,14 +263,17 @@ class Execution:
         self.values.check(refs)
         if request.grads:
             self.values.check_grads(refs, dropped=request.grads == "dropped")
-        tensors = {number: value for number in refs if isinstance(value := self.values[number], torch.Tensor)}
-        versions = {number: tensor._version for number, tensor in tensors.items()}
+        tensors = [value if isinstance(value := self.values[number], torch.Tensor) else None for number in refs]
+        versions = [tensor if tensor is None else tensor._version for tensor in tensors]
         try:
             self._call_function(request, first, refs)
-            if any(tensor._version != versions[number] for number, tensor in tensors.items()):
+            if versions != [tensor if tensor is None else tensor._version for tensor in tensors]:
                 self.healing.journal.effects += 1
         except BaseException:
-            written += [number for number, tensor in tensors.items() if tensor._version != versions[number]]
+            changed = zip(refs, tensors, versions, strict=True)
+            written += [
+                number for number, tensor, before in changed if tensor is not None and tensor._version != before
+            ]
             raise
 
     def _call_function(self, request: CallRequest, first: int, refs: list[int]) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from monarch_hpc.tensor.worker.healing.journal import Journal
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
@@ -34,9 +35,11 @@ def backward(
         values.check((loss, gradient))
         torch._C._set_grad_enabled(True)
         root, given = values[loss], values[gradient]
-        if given is None and sharding is not None:
-            given = sharding.first_gradient(root)
-        root.backward(given, retain_graph=retain)
+        first = None if given is not None or sharding is None else sharding.first_gradient(root)
+        if first is None:
+            root.backward(given, retain_graph=retain)
+        else:
+            _run_backward(root, first, retain)
         if sharding is not None:
             sharding.note_backward(leaves)
     except BaseException as error:
@@ -92,3 +95,14 @@ def set_data(values: Values, target: int, value: int, kind: int) -> None:
         raise Dependent(failed.root)
     else:
         values.replace(target, values[value].detach().requires_grad_(bool(kind)))
+
+
+def _run_backward(root: Any, first: Any, retain: bool) -> None:
+    """Call ``backward`` of a sharded tensor without torch's comparison of shapes, which takes longer than an operator.
+
+    Args:
+        root: the tensor.
+        first: its gradient, of the same shape.
+        retain: whether autograd's graph is kept.
+    """
+    _engine_run_backward((root,), (first,), retain, False, (), allow_unreachable=True, accumulate_grad=True)

@@ -85,6 +85,13 @@ class Values(dict[int, Any]):
             raise Dependent(self.lost_root)
         raise KeyError(number)
 
+    def forget(self) -> None:
+        """Drop all values."""
+        self.clear()
+        self.update({0: None})
+        self.num_failed = 0
+        self.grads.clear()
+
     def found(self, number: int) -> Any:
         """A value, or a `Failure` also where it is lost."""
         try:

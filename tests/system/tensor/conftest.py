@@ -80,3 +80,12 @@ def _four(hosts: HostMesh) -> Iterator[ProcMesh]:
     settle(procs)
     yield procs
     procs.stop().get(_STOP_S)
+
+
+@pytest.fixture
+def three(hosts: HostMesh, procs: ProcMesh) -> Iterator[ProcMesh]:
+    """Three procs along ``dp``, of which a test kills some."""
+    found = hosts.slice(hosts=0).spawn_procs({"dp": 3}, preload=PRELOADED)
+    settle(found)
+    yield found
+    found.stop().get(_STOP_S)

@@ -16,8 +16,11 @@ pytest.importorskip("torch")
 import torch
 
 from monarch_hpc import HostMesh, ProcMesh
+from monarch_hpc.distributed import Mesh, distribute, module_to_mesh
 from monarch_hpc.tensor import inspect, remote, sync
+from monarch_hpc.tensor.opening import recovery_of
 from monarch_hpc.tensor.sharded.procs import PRELOADED
+from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import settle
 
 _NUM_FRAMES = int(os.environ.get("MONARCH_HPC_TEST_FRAMES", "80"))
@@ -139,3 +142,31 @@ def test_operations_in_a_loop_leave_nothing(procs: ProcMesh) -> None:
         assert len(engine.templates._numbers) <= num_templates + 2
         assert resident_bytes() - here < 32 * 2**20
         assert int(inspect(resident_there())) - there < 32 * 2**20
+
+
+def test_steps_of_which_the_program_reads_nothing_are_forgotten(procs: ProcMesh) -> None:
+    mesh = Mesh(procs=procs)
+    model = module_to_mesh(torch.nn.Linear(4, 4), mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = distribute(torch.ones(4, 4), mesh, [procs.extent.names[0]])
+    recovery = recovery_of(procs)
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(20):
+        loss = step()
+    engine = x._h.view.engine
+    engine.flush()
+    wait_until("the acknowledgements", lambda: not engine._frames)
+    assert recovery.num_steps == mesh.version == 20
+    last = step()
+    assert len(recovery._snapshots) == 1  # of this step alone
+    kept = [len(counts) for counts in (recovery._steps, recovery._backwards, recovery._changes)]
+    assert max(kept) <= 3
+    assert float(last) < float(loss)
+    assert mesh.version == 21

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,49 +12,20 @@ pytest.importorskip("torch")
 
 import torch
 
-from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
+from monarch_hpc import Actor, ProcMesh, endpoint
 from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
 from monarch_hpc.tensor import Stream, fetch_shard, inspect, remote
 from monarch_hpc.tensor.random import manual_seed
-from monarch_hpc.tensor.sharded.procs import PRELOADED
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import settle
+from tests.system.tensor.deaths import check_lost, kill, reduce_until_lost
 
 _GET_S = 60.0
-
-
-@pytest.fixture
-def three(hosts: HostMesh, procs: ProcMesh) -> Iterator[ProcMesh]:
-    """Three procs along ``dp``, of which a test kills some."""
-    found = hosts.slice(hosts=0).spawn_procs({"dp": 3}, preload=PRELOADED)
-    settle(found)
-    yield found
-    found.stop().get(_GET_S)
-
-
-def _reduce_until_lost(value: Any, rank: int) -> None:
-    """Read sums of all ranks, on one of them."""
-    for _ in range(10_000):
-        fetch_shard(value.reduce("dp"), dp=rank).get(_GET_S)
-
-
-def _kill(procs: ProcMesh, rank: int, value: Any) -> None:
-    """Kill a rank, and have the program get the error."""
-    os.kill(procs.procs[rank].pid, signal.SIGKILL)
-    with pytest.raises(DeviceMeshError, match=r"heal\(\) of its procs starts it again") as died:
-        _reduce_until_lost(value, (rank + 1) % len(procs))
-    assert (died.value.kind, died.value.rank) == ("died", rank)
 
 
 def _ones(procs: ProcMesh) -> Any:
     """Ones on all ranks."""
     with procs.activate():
         return torch.ones(2)
-
-
-def _lost(caught: Any, rank: int, shown: str) -> None:
-    assert (caught.value.kind, caught.value.rank) == ("lost", rank)
-    assert shown in str(caught.value) and "t.data = " in str(caught.value)
 
 
 class Adder(Actor):
@@ -76,7 +46,7 @@ def test_values_of_other_ranks_stay_and_those_of_the_replaced_one_are_lost_on_it
         view = x[1:]
         part = x.slice_mesh(dp=slice(0, 2))
         assert inspect(place.reduce("dp")) == 3
-    _kill(three, 1, place)
+    kill(three, 1, place)
     with pytest.raises(DeviceMeshError, match="stopped: rank 1"):
         place + 1  # its proc is dead
     assert three.heal("respawn").respawned == (1,)
@@ -88,12 +58,12 @@ def test_values_of_other_ranks_stay_and_those_of_the_replaced_one_are_lost_on_it
     for tensor in (x, x * 2, part):
         with pytest.raises(DeviceMeshError) as caught:
             inspect(tensor, dp=1)
-        _lost(caught, 1, "torch.float32 of shape (3,)")
+        check_lost(caught, 1, "torch.float32 of shape (3,)")
     for rank in range(3):  # none goes on with a sum that lacks a part, and none waits
         for total in (x.reduce("dp"), x.reduce("dp", "stack"), x.slice_mesh(dp=1).to_mesh(three)):
             with pytest.raises(DeviceMeshError) as caught:
                 fetch_shard(total, dp=rank).get(_GET_S)
-            _lost(caught, 1, "torch.float32 of shape (3,)")
+            check_lost(caught, 1, "torch.float32 of shape (3,)")
     assert adders.slice(dp=2).add.call_one(part.slice_mesh(dp=0).to_mesh(three)).get(_GET_S) == 6.0
     with pytest.raises(RuntimeError, match="has no value on rank 1: it died with its process"):
         adders.add.call(x).get(_GET_S)
@@ -104,7 +74,7 @@ def test_values_of_other_ranks_stay_and_those_of_the_replaced_one_are_lost_on_it
     assert inspect(gradient, dp=2).tolist() == [3.0, 4.0, 5.0]
     with pytest.raises(DeviceMeshError) as caught:
         inspect(gradient, dp=1)
-    _lost(caught, 1, "torch.float32 of shape (3,)")
+    check_lost(caught, 1, "torch.float32 of shape (3,)")
     with three.activate():
         place = three.rank("dp")
         assert inspect((torch.ones(2) * place).reduce("dp"), dp=1).tolist() == [3.0, 3.0]
@@ -137,13 +107,13 @@ def test_a_training_goes_on_once_the_replaced_rank_has_the_state_of_another_one(
         take_over(0)
         step()
         kept = [value.tolist() for value in inspect([one.detach() for one in state()])]
-    _kill(three, 0, batch)
+    kill(three, 0, batch)
     three.heal("respawn")
     with three.activate():
         take_over(2)
         with pytest.raises(DeviceMeshError) as caught:
             inspect(step(), dp=0)  # its batch is lost
-        _lost(caught, 0, "torch.float32 of shape (2, 2)")
+        check_lost(caught, 0, "torch.float32 of shape (2, 2)")
         for rank in range(3):  # the gradients are sums with it
             with pytest.raises(DeviceMeshError):
                 inspect(model.weight.detach(), dp=rank)
@@ -201,7 +171,7 @@ def test_what_was_issued_before_a_death_is_executed_and_a_collective_with_the_de
             assert caught.value.op == "reduce" and "total = done.reduce" in caught.value.line
     with pytest.raises(DeviceMeshError) as lost:
         inspect(after, dp=1)
-    _lost(lost, 1, "rank 1")
+    check_lost(lost, 1, "rank 1")
 
 
 def test_what_was_never_sent_is_executed_once_by_each_rank_that_lives(three: ProcMesh) -> None:
@@ -225,35 +195,12 @@ def test_what_was_never_sent_is_executed_once_by_each_rank_that_lives(three: Pro
     assert engine.num_issued == num_issued  # an error's number is that of one operation
 
 
-def test_a_smaller_mesh_goes_on_with_the_values_of_its_ranks(three: ProcMesh) -> None:
-    with three.activate():
-        place: Any = three.rank("dp")
-        x = torch.arange(2.0) + place
-        last = x.slice_mesh(dp=2)
-        first = x.slice_mesh(dp=slice(0, 2))
-        assert inspect(place.reduce("dp")) == 3
-    _kill(three, 2, place)
-    smaller = three.heal("shrink").mesh
-    with smaller.activate():
-        assert [inspect(x, dp=rank).tolist() for rank in range(2)] == [[0.0, 1.0], [1.0, 2.0]]
-        assert inspect(x.reduce("dp"), dp=1).tolist() == [1.0, 3.0]
-        assert inspect((first + 1).reduce("dp")).tolist() == [3.0, 5.0]
-        assert inspect((x + torch.ones(2)).reduce("dp")).tolist() == [3.0, 5.0]
-        with pytest.raises(ValueError, match=r"left out ranks \[2\]"):
-            last + 1
-        with pytest.raises(ValueError, match=r"left out ranks \[2\]"):
-            inspect(last)
-        assert inspect(x, dp=1).tolist() == [1.0, 2.0]
-    with pytest.raises(ValueError, match=r"left out ranks \[2\]"):
-        three.activate()
-
-
 def test_ranks_may_die_again_and_again(three: ProcMesh) -> None:
     with three.activate():
         x: Any = torch.ones(2)
         assert inspect(x.reduce("dp")).tolist() == [3.0, 3.0]
     for rank in (1, 2, 1):
-        _kill(three, rank, _ones(three))
+        kill(three, rank, _ones(three))
         three.heal("respawn")
         assert inspect(x, dp=0).tolist() == [1.0, 1.0]
         with pytest.raises(DeviceMeshError) as caught:
@@ -266,7 +213,7 @@ def test_ranks_may_die_again_and_again(three: ProcMesh) -> None:
     num_heals = three.heals
     while three.heals < num_heals + 2:  # the deaths may become known one after the other
         with pytest.raises(DeviceMeshError, match=r"rank [02].* died"):
-            _reduce_until_lost(x, 1)
+            reduce_until_lost(x, 1)
         three.heal("respawn")
     assert inspect(x, dp=1).tolist() == [1.0, 1.0]
     x.data = x.slice_mesh(dp=1).to_mesh(three)
@@ -276,25 +223,25 @@ def test_ranks_may_die_again_and_again(three: ProcMesh) -> None:
 def test_a_rank_that_dies_before_the_others_have_met_is_named_in_turn(three: ProcMesh) -> None:
     with three.activate():
         x: Any = torch.ones(2)
-    _kill(three, 0, x)
+    kill(three, 0, x)
     three.heal("respawn")
     os.kill(three.procs[2].pid, signal.SIGKILL)
     with pytest.raises(DeviceMeshError, match=r"rank 2.* died"):
-        _reduce_until_lost(torch.zeros_like(x), 1)
+        reduce_until_lost(torch.zeros_like(x), 1)
     while three.heals < 2:  # where the death became known after the look at the procs
         three.heal("respawn")
     assert inspect(x, dp=1).tolist() == [1.0, 1.0]
     for rank in (0, 2):
         with pytest.raises(DeviceMeshError) as caught:
             inspect(x, dp=rank)
-        _lost(caught, rank, "torch.float32 of shape (2,)")
+        check_lost(caught, rank, "torch.float32 of shape (2,)")
 
 
 def test_random_numbers_that_begin_anew_are_not_silent(three: ProcMesh) -> None:
     with three.activate():
         x: Any = torch.ones(2)
         manual_seed(3)
-    _kill(three, 1, x)
+    kill(three, 1, x)
     three.heal("respawn")
     with pytest.warns(RuntimeWarning, match="random numbers of rank 1 of .* begin anew"):
         inspect(x)
@@ -312,7 +259,7 @@ def test_captured_steps_are_recorded_again(three: ProcMesh) -> None:
             step(x)
         assert step.num_replays == 2
         assert inspect(step(x), dp=1).tolist() == [3.0, 3.0]
-    _kill(three, 1, x)
+    kill(three, 1, x)
     three.heal("respawn")
     with three.activate():
         x.data = torch.full((2,), 2.0)
@@ -329,7 +276,7 @@ def test_each_stream_goes_on_with_its_values(three: ProcMesh) -> None:
         lent, borrow = comms.borrow(x)
         assert inspect(lent + own, dp=2).tolist() == [4.0, 4.0]
         borrow.drop()
-    _kill(three, 1, x)
+    kill(three, 1, x)
     three.heal("respawn")
     assert inspect(x, dp=2).tolist() == [1.0, 1.0]
     with pytest.raises(DeviceMeshError, match=r"stream comms.* stopped: rank 1"):
@@ -337,7 +284,7 @@ def test_each_stream_goes_on_with_its_values(three: ProcMesh) -> None:
     assert inspect(own, dp=2).tolist() == [3.0, 3.0]
     with pytest.raises(DeviceMeshError) as caught:
         inspect(own, dp=1)
-    _lost(caught, 1, "torch.float32 of shape (2,)")
+    check_lost(caught, 1, "torch.float32 of shape (2,)")
     x.data = x.slice_mesh(dp=0).to_mesh(three)
     with comms.activate(), three.activate():
         own.data = torch.zeros(2)

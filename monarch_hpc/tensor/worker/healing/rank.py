@@ -243,6 +243,7 @@ class RankHealing:
         """Go on with values of this rank's own, once all have met."""
         self._world = order.present
         if order.lost_before:
+            self._values.forget()
             self._values.lost_rank, self._values.lost_before = self._rank, order.lost_before
         self.cause = ""
 

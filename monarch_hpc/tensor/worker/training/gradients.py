@@ -33,6 +33,7 @@ class SummedGradients:
     def __init__(self, params: Sequence[Any], dims: Sequence[tuple[str, ...]], mesh: Any) -> None:
         self.params = list(params)
         self._dims = list(dims)
+        self._own = [place for place, own in enumerate(dims) if own]
         self._mesh = mesh
         self.torn = ""
         self._unsummed: set[int] = set()
@@ -40,14 +41,15 @@ class SummedGradients:
 
     def before_backward(self) -> None:
         """Set aside what is summed already."""
-        for place, param in enumerate(self.params):
-            if self._dims[place] and param.grad is not None and place not in self._unsummed:
+        for place in self._own:
+            param = self.params[place]
+            if param.grad is not None and place not in self._unsummed:
                 self._summed[place] = param.grad
                 param.grad = None
 
     def after_backward(self) -> None:
         """Note that there is something to sum."""
-        self._unsummed.update(place for place, dims in enumerate(self._dims) if dims)
+        self._unsummed.update(self._own)
 
     @property
     def is_unsettled(self) -> bool:
@@ -94,6 +96,13 @@ class SummedGradients:
         self._unsummed.discard(place)
         self._summed.pop(place, None)
 
+    def drop(self, places: Sequence[int]) -> None:
+        """Drop the gradients of some parameters."""
+        self._unsummed.difference_update(places)
+        for place in places:
+            self.params[place].grad = None
+            self._summed.pop(place, None)
+
     def stand_in(self, place: int, mesh: Any) -> Any:
         """A parameter as a sharded tensor of *mesh*."""
         param = self.params[place]
@@ -108,13 +117,13 @@ class StandIn:
 
     Args:
         gradients: of the module.
-        place: of the parameter.
+        place: of the parameter; an attribute.
         mesh: of the sharded tensor.
     """
 
     def __init__(self, gradients: SummedGradients, place: int, mesh: Any) -> None:
         self._gradients = gradients
-        self._place = place
+        self.place = place
         self._mesh = mesh
 
     @property
@@ -125,7 +134,7 @@ class StandIn:
     @property
     def param(self) -> Any:
         """The parameter."""
-        return self._gradients.params[self._place]
+        return self._gradients.params[self.place]
 
     def grad(self) -> Any:
         """The gradient, summed, as a sharded tensor that shares its memory; None if there is none."""
@@ -135,7 +144,7 @@ class StandIn:
 
     def set_grad(self, value: Any) -> None:
         """Replace the gradient."""
-        self._gradients.forget(self._place)
+        self._gradients.forget(self.place)
         param = self.param
         if value is None:
             param.grad = None

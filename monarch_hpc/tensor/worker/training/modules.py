@@ -42,6 +42,7 @@ class HostedModule:
         plan: how it is parallel.
 
     Attributes:
+        batch_dims: for each dimension of the mesh, whether the ranks along it have different parts of the batch.
         params: its parameters, in the order of `named_parameters` of the module that was given.
         gradients: sums the gradients that nothing else does; None if DTensor does.
     """
@@ -49,6 +50,7 @@ class HostedModule:
     def __init__(self, module: nn.Module, plan: ModulePlan) -> None:
         self.ops = current_ops()
         self.plan = plan
+        self.batch_dims = batch_dims_of(plan.out_dims or (), self.ops.mesh.ndim)
         self._modules = list(module.modules())
         params = [_place(module, name) for name, _ in module.named_parameters()]
         buffers = [_place(module, name) for name, _ in module.named_buffers()]
@@ -101,11 +103,6 @@ class HostedModule:
         covered = [set(p.device_mesh.mesh_dim_names or ()) if isinstance(p, DTensor) else set() for p in self.params]
         dims = [tuple(name for name in mesh.mesh_dim_names if name in batch - own) for own in covered]
         return SummedGradients(self.params, dims, mesh)
-
-    @property
-    def batch_dims(self) -> tuple[bool, ...]:
-        """For each dimension of the mesh, whether the ranks along it have different parts of the batch."""
-        return batch_dims_of(self.plan.out_dims or (), self.ops.mesh.ndim)
 
     # ---- runs ----
 

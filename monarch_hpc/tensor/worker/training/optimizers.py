@@ -51,7 +51,11 @@ class HostedOptimizer:
             tensor if stand_in is None else stand_in.param
             for tensor, stand_in in zip(given, self._stand_ins, strict=True)
         ]
-        self._owners = list({id(one.gradients): one.gradients for one in self._stand_ins if one is not None}.values())
+        places: dict[Any, list[int]] = {}
+        for one in self._stand_ins:
+            if one is not None:
+                places.setdefault(one.gradients, []).append(one.place)
+        self._owners, self._places = list(places), places
         by_element = cls in BY_ELEMENT
         # Through their memory it steps parts of sharded parameters: torch's fast forms are for plain tensors.
         self._stepped = [
@@ -115,11 +119,10 @@ class HostedOptimizer:
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        for param, stand_in in zip(self._params, self._stand_ins, strict=True):
-            if stand_in is not None:
-                stand_in.set_grad(None)
-            else:
-                param.grad = None
+        for owner, places in self._places.items():
+            owner.drop(places)
+        for param in self._own:
+            param.grad = None
 
     # ---- state ----
 
