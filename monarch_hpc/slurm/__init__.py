@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from monarch_hpc.slurm.job import Lifecycle, Stage
     from monarch_hpc.slurm.nodes.exclusions import Exclusion, Exclusions, exclude_bad_hosts
     from monarch_hpc.slurm.nodes.growth import earlier_replacements, note_outcome, plan_growth
-    from monarch_hpc.slurm.registry import AllocationRecord, Ended, check_name
+    from monarch_hpc.slurm.record import AllocationRecord, Ended
+    from monarch_hpc.slurm.registry import check_name
     from monarch_hpc.slurm.script import Group, Request, plan_group_flags, plan_job_flags, render_salloc, render_script
 
 # Loaded at their first use: completion of words reads a file of the registry, and nothing else.
 _HOMES = {
-    "AllocationRecord": "slurm.registry",
+    "AllocationRecord": "slurm.record",
     "Allocations": "slurm.allocation",
     "Census": "slurm.census",
-    "Ended": "slurm.registry",
+    "Ended": "slurm.record",
     "Exclusion": "slurm.nodes.exclusions",
     "Exclusions": "slurm.nodes.exclusions",
     "Group": "slurm.script",
