@@ -166,7 +166,10 @@ class Service:
         office = self._office = HeadOffice(
             *(self._agent, self._args, self._config, self._num_hosts, place.term),
             *(HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add, self._on_complete),
-            *(self._on_all_left, self._fence, self._elections.hand_over, self._node, self._end),
+            *(self._on_all_left, self._fence),
+            self._elections.hand_over,
+            self._node,
+            self._end,
         )
         head = office.head
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
@@ -385,8 +388,7 @@ class Service:
         if self._args.rejoins_s:  # as one that was fenced and does not come back: perhaps nobody else ends the job
             self.end()
             return
-        self._code = 1
-        self._leaving = True
+        self._code, self._leaving = 1, True
         self._agent.leave(0.0, lambda _num_left: self._end())
 
     def _end(self) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from monarch_hpc.slurm.job import Lifecycle, Stage
     from monarch_hpc.slurm.nodes.exclusions import Exclusion, Exclusions, exclude_bad_hosts
     from monarch_hpc.slurm.nodes.growth import earlier_replacements, note_outcome, plan_growth
+    from monarch_hpc.slurm.nodes.moving import decide_move, move_refusal
     from monarch_hpc.slurm.record import AllocationRecord, Ended
     from monarch_hpc.slurm.registry import check_name
     from monarch_hpc.slurm.script import Group, Request, plan_group_flags, plan_job_flags, render_salloc, render_script
@@ -45,11 +46,13 @@ _HOMES = {
     "Stage": "slurm.job",
     "agents_missing": "slurm.failure",
     "check_name": "slurm.registry",
+    "decide_move": "slurm.nodes.moving",
     "earlier_replacements": "slurm.nodes.growth",
     "exclude_bad_hosts": "slurm.nodes.exclusions",
     "find_job_here": "slurm.inside",
     "limits_in_words": "slurm.checks.site_rules",
     "look": "slurm.directory",
+    "move_refusal": "slurm.nodes.moving",
     "note_outcome": "slurm.nodes.growth",
     "open_inside": "slurm.inside",
     "plan_group_flags": "slurm.script",
@@ -81,11 +84,13 @@ __all__ = [
     "Stage",
     "agents_missing",
     "check_name",
+    "decide_move",
     "earlier_replacements",
     "exclude_bad_hosts",
     "find_job_here",
     "limits_in_words",
     "look",
+    "move_refusal",
     "note_outcome",
     "open_inside",
     "plan_group_flags",

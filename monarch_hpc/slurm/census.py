@@ -12,6 +12,7 @@ from monarch_hpc.slurm.commands.jobs import QueueRow
 from monarch_hpc.slurm.commands.states import Phase
 from monarch_hpc.slurm.directory import look
 from monarch_hpc.slurm.job import AskSlurm, CancelJob, CloseRecord, PartRecord, decide, decide_gone
+from monarch_hpc.slurm.nodes.moving import complete_move
 from monarch_hpc.slurm.record import AllocationRecord, owner_lives
 from monarch_hpc.slurm.registry import Registry, Snapshot
 
@@ -45,7 +46,7 @@ def take_census(registry: Registry, slurm: SlurmClient, max_age_s: float) -> Cen
         slurm: Slurm's commands.
         max_age_s: a cached answer of squeue may be this old, in seconds.
     """
-    records = _give_up_joined(registry, registry.jobs())
+    records = _give_up_joined(registry, [complete_move(registry, record) for record in registry.jobs()])
     try:
         slurm.require("squeue")
         snapshot = queue_snapshot(registry, slurm, records, max_age_s)

@@ -159,18 +159,19 @@ def load_record(folder: Path) -> AllocationRecord:
     document = read_object(read_json(path), path)
     job = read_optional(folder / "job.json")
     release = read_optional(folder / "release.json")
+    joins = read_optional(folder / "joins.json") or document  # it moved there
     try:
         if document["schema"] != SCHEMA:
             raise ConfigError("", "", str(path), f"was written by another version (schema {document['schema']})")
         return AllocationRecord(
             allocation=str(document["allocation"]),
-            name=str(document["name"]),
+            name=str(joins["name"]),
             directory=Path(str(document["directory"])),
             num_hosts=str(document["num_hosts"]),
             owner=OwnerProcess(**read_object(document["owner"], path)),  # type: ignore[arg-type]  # checked by the schema number
             created_s=float(str(document["created_s"])),
-            joins=str(document.get("joins", "")),
-            first_rank=int(str(document.get("first_rank", 0))),
+            joins=str(joins.get("joins", "")),
+            first_rank=int(str(joins.get("first_rank", 0))),
             replaces=document.get("replaces") is True,
             job_id=int(str(job["job_id"])) if job else None,
             submitted_s=float(str(job["submitted_s"])) if job else None,

@@ -2,6 +2,7 @@
 
     <state>/<uuid8>/record.json    the intent, written before sbatch is called; also of a job that joins an allocation
     <state>/<uuid8>/job.json       Slurm's job id
+    <state>/<uuid8>/joins.json     the allocation that its job has joined later, with all its hosts
     <state>/<uuid8>/release.json   the release was requested
     <state>/<uuid8>/parted.json    how its first job ended, after which further ones go on
     <state>/<uuid8>/ended.json     how the allocation ended
@@ -95,6 +96,14 @@ class Registry:
         """Record Slurm's id of the job."""
         write_json(self._folder(record) / "job.json", {"schema": SCHEMA, "job_id": job_id, "submitted_s": now_s})
         return replace(record, job_id=job_id, submitted_s=now_s)
+
+    def join(self, record: AllocationRecord, allocation: str, name: str, first_rank: int) -> AllocationRecord:
+        """Record that the job of an allocation joins another one; its own name becomes free."""
+        write_json(
+            self._folder(record) / "joins.json",
+            {"schema": SCHEMA, "joins": allocation, "name": name, "first_rank": first_rank},
+        )
+        return replace(record, joins=allocation, name=name, first_rank=first_rank)
 
     def request_release(self, record: AllocationRecord, why: str) -> AllocationRecord:
         """Record that the allocation is to be released, and why."""
@@ -233,7 +242,7 @@ class Registry:
                 holder = os.readlink(claims / str(numbers[-1]))
                 with contextlib.suppress(FileNotFoundError):
                     held = load_record(self.root / holder)
-                    if held.live:
+                    if held.live and not held.joins:
                         return held
             number = numbers[-1] + 1 if numbers else 1
             try:

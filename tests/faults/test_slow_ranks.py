@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_rank_that_is_throttled_is_told_apart_and_nobody_takes_it_for_dead() -
         workers = procs.spawn("worker", Worker)
         places = [place for _, place in workers.where.call().get(_PATIENCE_S).items()]
 
-        def slowest() -> dict[str, object]:
+        def slowest() -> dict[str, Any]:
             workers.step.call().get(_PATIENCE_S)
             answer = telemetry.query(telemetry.question("slow-rank"), timeout_s=_PATIENCE_S)
             rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Sequence
+from functools import partial
 
 from monarch_hpc.testing import wait_until
 from tests.slurm.commands import (
@@ -265,9 +266,7 @@ def test_an_allocation_of_four_jobs_loses_one_after_the_other(alice: Alice) -> N
     alice.slurm("scancel", jobs[2])  # not the head's
     for number, heir in ((0, "n2"), (1, "n4")):
         alice.slurm("scancel", jobs[number])
-        wait_until(
-            "the heir", lambda: heads(alice), _PATIENCE_S, accept=lambda seen, heir=heir: seen.get(heir) == "head"
-        )
+        wait_until("the heir", partial(head_of, alice), _PATIENCE_S, accept=heir.__eq__)
         done = alice.run("run", write(alice, "where.py", WHERE))
         assert done.returncode == 0 and heir in done.stdout, done.stdout + done.stderr
     alice.slurm("scancel", "--me")  # all at once: nobody stays
@@ -334,6 +333,10 @@ def test_no_host_is_requested_beyond_the_limit(alice: Alice) -> None:
     assert "refused" in out and "config key heal.per_hour" in out, out + err
     assert len(alice.jobs()) == 1
     given_back(alice)
+
+
+def head_of(alice: Alice) -> str:
+    return next((host for host, state in heads(alice).items() if state == "head"), "")
 
 
 def heads(alice: Alice) -> dict[str, str]:

@@ -70,12 +70,7 @@ class World:
         self.observer: OpenObserver = lambda _recording: None
         self.events: list[Event] = []
         self.head = Head(
-            num_hosts,
-            self.clock,
-            self.clock.call_later,
-            5.0,
-            self._changed,
-            self._ended,
+            *(num_hosts, self.clock, self.clock.call_later, 5.0, self._changed, self._ended),
             lambda told: self.observer(told),
             MAX_ANSWER_BYTES,
             360.0,
