@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from monarch_hpc.agent.agent import Agent
 from monarch_hpc.agent.agent_args import AgentArgs
@@ -17,7 +18,6 @@ from monarch_hpc.agent.proc_addresses import ProcAddresses
 from monarch_hpc.agent.ready_report import report_ready
 from monarch_hpc.agent.relaunch import begin_returns
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
-from monarch_hpc.agent.succession.elections import Elections
 from monarch_hpc.allocation.files import write_left
 from monarch_hpc.allocation.heads import HeadPlace, newer_head, write_head
 from monarch_hpc.config import Config
@@ -39,6 +39,18 @@ FLUSH_S = 2.0
 _POLL_S = 0.05
 
 _log = Logger(__name__)
+
+
+class HeadBefore(Protocol):
+    """What an agent knows of the head that its own follows; see `agent.succession.elections.Elections`."""
+
+    last_head: int
+    has_resigned: bool
+
+    @property
+    def hosts(self) -> list[HostEntry]:
+        """The hosts that it has named."""
+        ...
 
 
 class HeadOffice:
@@ -107,21 +119,21 @@ class HeadOffice:
             begin_returns(self.head.returns, engine, reaper, args, config, slurm, term, superseded)
         self._idle = watch_idle(self.head, config, args, engine.call_later, engine.clock)
 
-    def open(self, place: HeadPlace, bootstrap_s: float, elections: Elections) -> None:
+    def open(self, place: HeadPlace, bootstrap_s: float, before: HeadBefore) -> None:
         """Begin to lead: publish where the head is, and wait for the agents.
 
         Args:
             bootstrap_s: time that they may take in the first term.
-            elections: they name the head before and its hosts; not used in the first term.
+            before: not used in the first term.
         """
         if place.term == 1:
             self._engine.call_later(bootstrap_s, self.head.on_bootstrap_deadline)
             write_head(self._args.folder, place)
             return
-        inheritance, hosts, last_head = self.head.inheritance, elections.hosts, elections.last_head
+        inheritance, hosts, last_head = self.head.inheritance, before.hosts, before.last_head
         inheritance.begin([entry for entry in hosts if entry.rank != place.rank])
         liveness, job = self._config.liveness, next((host.job_id for host in hosts if host.rank == last_head), 0)
-        if elections.has_resigned:
+        if before.has_resigned:
             self._engine.call_soon(
                 partial(inheritance.settle_hosts, [host.rank for host in hosts if host.job_id == job])
             )

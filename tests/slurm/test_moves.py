@@ -51,6 +51,39 @@ def test_two_allocations_become_one(alice: Alice) -> None:
     given_back(alice)
 
 
+PROGRAM = """
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+from monarch_hpc.core.errors import AllocationError
+
+class Adder(Actor):
+    @endpoint
+    def add(self, one, two): return one + two
+
+hosts = monarch_hpc.hosts()
+old = hosts.spawn_procs().spawn("old", Adder)
+try:
+    hosts.grow("none")
+except AllocationError as error:
+    print("refused", error, flush=True)
+grown = hosts.grow("other", timeout=120)
+print("grown", *(entry.name for entry in grown.entries), flush=True)
+both = grown.spawn_procs().spawn("both", Adder)
+print("sums", *both.add.call(1, 2).get(60).values(), *old.add.call(2, 2).get().values())
+"""
+
+
+def test_a_program_takes_the_hosts_of_an_allocation(alice: Alice) -> None:
+    take_two(alice)
+    done = alice.run("run", "-a", "dev", write(alice, "moving.py", PROGRAM))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "refused" in done.stdout and "grown n1 n2 n3\n" in done.stdout and "sums 3 3 3 4\n" in done.stdout, (
+        done.stdout
+    )
+    assert [shown["name"] for shown in alice.status()] == ["dev"]
+    given_back(alice)
+
+
 def test_what_cannot_move_is_refused_and_works_on(alice: Alice) -> None:
     take_two(alice)
     running = alice.start("run", "-a", "other", write(alice, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))

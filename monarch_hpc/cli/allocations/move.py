@@ -8,14 +8,11 @@ from monarch_hpc.cli.allocations.grow import describe_growth
 from monarch_hpc.cli.output import current_output
 from monarch_hpc.config import Config
 from monarch_hpc.config.program import read_failpoints
-from monarch_hpc.core.errors import AllocationError, TransportError
-from monarch_hpc.core.failpoints import arm, failpoint
+from monarch_hpc.core.failpoints import arm
 from monarch_hpc.core.text.hostlist import compress
-from monarch_hpc.slurm import AllocationRecord, Allocations, Stage, decide_move, move_refusal
+from monarch_hpc.slurm import Allocations, Stage
 
 __all__ = ["show_move"]
-
-_ASK_S = 8.0
 
 
 def show_move(config: Config, name: str, source: str, stopped: Callable[[], int | None], *, bg: bool) -> int:
@@ -29,18 +26,13 @@ def show_move(config: Config, name: str, source: str, stopped: Callable[[], int 
     for change in allocations.reconcile().changes:
         output.progress(change)
     home, other = allocations.find(name), allocations.find(source)
-    if problem := move_refusal(allocations.registry, home, other) or _use(other):
-        raise AllocationError(other.name, problem)
     arm(read_failpoints())
-    job = decide_move(config, allocations.registry, home, other)
-    output.progress(f"job {job.job_id} of {other.name} joins {home.name}")
-    failpoint("move.recorded")
-    from monarch_hpc.attach.head.orders import shut_down
+    from monarch_hpc.attach.moving import move_hosts
 
-    try:
-        shut_down(other.directory, config.procs.stop_s)
-    except (TransportError, OSError) as error:
-        output.progress(f"its agents could not be asked to end ({error}): the batch script ends them")
+    job, untold = move_hosts(config, allocations, home, other)
+    output.progress(f"job {job.job_id} of {other.name} joins {home.name}")
+    if untold:
+        output.progress(f"its agents could not be asked to end ({untold}): the batch script ends them")
     if bg:
         output.show(describe_growth(home, job, None), f"{home.name}  job {job.job_id}  joins", [home.name])
         return 0
@@ -51,21 +43,3 @@ def show_move(config: Config, name: str, source: str, stopped: Callable[[], int 
         return 0
     output.progress(f"interrupted: job {job.job_id} joins {home.name} all the same; see 'monarch-hpc status'")
     return 128 + (stopped() or 0)
-
-
-def _use(other: AllocationRecord) -> str:
-    """Say what uses an allocation; empty if nothing does."""
-    from monarch_hpc.attach.head.status import query_status
-
-    try:
-        head = query_status(other.directory, _ASK_S)
-    except (TransportError, OSError) as error:
-        return f"cannot be asked whether it is used: {error}"
-    if head is None:
-        return "has no head that could say whether it is used; see 'monarch-hpc status'"
-    if head["runs"]:
-        runs = ", ".join(str(run.get("run")) for run in head["runs"])
-        return f"is used by run {runs}; its hosts can move once that is over"
-    if head["kept"]:
-        return f"keeps mesh {head['kept'][0]['name']}; 'monarch-hpc mesh stop' frees it"
-    return ""
