@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from monarch_hpc.agent.agent import Agent
 from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.head.events import Event, HostGone, HostJoined, HostMissed, KeptEnded, MeshLeftHost
 from monarch_hpc.agent.head.head import Head
+from monarch_hpc.agent.head.hosts.resignation import ResignWork
 from monarch_hpc.agent.head.idle import watch_idle
 from monarch_hpc.agent.head.link import Link, LocalLink
 from monarch_hpc.agent.output.retention import Retention
@@ -19,6 +21,7 @@ from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.allocation.files import write_left
 from monarch_hpc.allocation.heads import HeadPlace, newer_head, write_head
 from monarch_hpc.config import Config
+from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
@@ -38,6 +41,18 @@ _POLL_S = 0.05
 _log = Logger(__name__)
 
 
+class HeadBefore(Protocol):
+    """What an agent knows of the head that its own follows; see `agent.succession.elections.Elections`."""
+
+    last_head: int
+    has_resigned: bool
+
+    @property
+    def hosts(self) -> list[HostEntry]:
+        """The hosts that it has named."""
+        ...
+
+
 class HeadOffice:
     """The head of one term, in this process.
 
@@ -49,8 +64,12 @@ class HeadOffice:
         complete: called when all agents have joined, or the head has stopped waiting for them.
         ended: called once shutdown is complete and has been reported.
         superseded: called with the reason if another head is found to rule.
+        hand_over: see `ResignWork`.
+        node: of this process.
+        resigned: called when the head has resigned, and all have been told.
 
     Attributes:
+        over: whether the head has resigned.
         is_heir: whether it follows another head: then the batch script, on that head's host, may be gone.
     """
 
@@ -65,6 +84,9 @@ class HeadOffice:
         complete: Callable[[], None],
         ended: Callable[[], None],
         superseded: Callable[[str], None],
+        hand_over: Callable[[Callable[[bool], None]], None],
+        node: Node,
+        resigned: Callable[[], None],
     ) -> None:
         reaper = agent.reaper
         self._engine = engine = reaper.engine
@@ -72,6 +94,7 @@ class HeadOffice:
         self._config = config
         self._complete = complete
         self.is_heir = term > 1
+        self.over = False
         self._retention = Retention(args.directory, config.logs.keep_runs)
         self._journal = journal
         self._writing: set[str] = set()  # runs that are over, and whose kept procs still write
@@ -88,6 +111,7 @@ class HeadOffice:
             config.slurm.notice_s,
             self._on_event,
             slurm.ask,
+            ResignWork(hand_over, partial(self._resign, node, resigned)),
             rank=args.rank,
             term=term,
         )
@@ -96,23 +120,26 @@ class HeadOffice:
             self._leave_steps = begin_returns(self.head.returns, engine, reaper, args, config, slurm, term, superseded)
         self._idle = watch_idle(self.head, config, args, engine.call_later, engine.clock)
 
-    def open(self, place: HeadPlace, bootstrap_s: float, hosts: Sequence[HostEntry], last_head: int) -> None:
+    def open(self, place: HeadPlace, bootstrap_s: float, before: HeadBefore) -> None:
         """Begin to lead: publish where the head is, and wait for the agents.
 
         Args:
             bootstrap_s: time that they may take in the first term.
-            hosts: those of the head before; empty in the first term.
-            last_head: rank of the head before.
+            before: not used in the first term.
         """
         if place.term == 1:
             self._engine.call_later(bootstrap_s, self.head.on_bootstrap_deadline)
             write_head(self._args.folder, place)
             return
-        inheritance = self.head.inheritance
+        inheritance, hosts, last_head = self.head.inheritance, before.hosts, before.last_head
         inheritance.begin([entry for entry in hosts if entry.rank != place.rank])
-        liveness = self._config.liveness
+        liveness, job = self._config.liveness, next((host.job_id for host in hosts if host.rank == last_head), 0)
+        if before.has_resigned:
+            self._engine.call_soon(
+                partial(inheritance.settle_hosts, [host.rank for host in hosts if host.job_id == job])
+            )
         # More than half have lost the last head; others may notice that, and join, as late as a silent host is dead.
-        self._engine.call_later(liveness.suspect_s, partial(inheritance.settle_hosts, last_head))
+        self._engine.call_later(liveness.suspect_s, partial(inheritance.settle_hosts, [last_head]))
         self._engine.call_later(liveness.dead_s, inheritance.settle_hosts)
         self._engine.call_later(liveness.fence_s, inheritance.settle_runs)
         try:
@@ -142,6 +169,8 @@ class HeadOffice:
 
     def declare_lost(self, node: Node, addresses: ProcAddresses, peer: Peer, link: Link, why: str) -> None:
         """Declare a peer lost here and in its run. If only its network was cut, it must not return: bar it."""
+        if self.over:
+            return
         procs: list[int] = []
         barred = peer.role is Role.AGENT or (peer.role is not Role.TOOL and self.head.knows(link))
         if peer.role is Role.AGENT:
@@ -165,6 +194,20 @@ class HeadOffice:
         node.close("the allocation is over")
         self._engine.call_later(FLUSH_S, ended)
         self._await_closed(node, ended)
+
+    def _resign(self, node: Node, resigned: Callable[[], None]) -> None:
+        """Call *resigned* when all channels of *node* have sent what is queued, or after `FLUSH_S`.
+
+        They are not closed: the others would take the farewell of a head for the end of the allocation.
+        """
+        self.over = True
+        self._await_sent(node, resigned, Deadline(FLUSH_S, self._engine.clock))
+
+    def _await_sent(self, node: Node, sent: Callable[[], None], late: Deadline) -> None:
+        if late.passed() or not any(channel.queued_bytes for channel in node.channels.values()):
+            sent()
+        else:
+            self._engine.call_later(_POLL_S, partial(self._await_sent, node, sent, late))
 
     def _await_closed(self, node: Node, ended: Callable[[], None]) -> None:
         if node.channels:

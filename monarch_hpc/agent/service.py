@@ -55,7 +55,7 @@ from monarch_hpc.wire.control.links import LinkGiven, LinkOver
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskHosts
 from monarch_hpc.wire.control.refusal import Refused, refuse
-from monarch_hpc.wire.control.succession import Acknowledge
+from monarch_hpc.wire.control.succession import Acknowledge, Resign
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
 
@@ -91,7 +91,7 @@ class Service:
         self._args = args
         self._config = config
         self._finished = finished
-        self._leaving = self._fenced = False
+        self._leaving = self._fenced = self._sent_goodbye = False
         self._proc_addresses = ProcAddresses()
         identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
         self._node = Node(engine, identity, args.key, self, config.transport, forwards=self._proc_addresses.addresses)
@@ -114,7 +114,6 @@ class Service:
         self._forwarders: list[str] = []
         addresses = self._host_entry.addresses
         proc_settings = ProcSettings.of(args, config, grant, addresses, listen_hosts, segments, self._forwarders)
-        mpi_steps = MpiSteps(engine, self.reaper, step_settings)
         self._programs = Programs(
             engine,
             self.reaper,
@@ -122,7 +121,8 @@ class Service:
             lambda deliver: own_run(self._office, deliver),
         )
         self._agent = Agent(
-            engine, proc_settings, self._zygotes, mpi_steps, self.reaper, self._programs, outlet, self._send_up
+            *(engine, proc_settings, self._zygotes, MpiSteps(engine, self.reaper, step_settings)),
+            *(self.reaper, self._programs, outlet, self._send_up),
         )
         self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, proc_settings.lease, self._on_liveness)
         self._casts = CastChannels(engine, self._node, self._heartbeat, args.rank, args.num_hosts, config, self._agent)
@@ -131,7 +131,7 @@ class Service:
         self._head_link: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
         self._office: HeadOffice | None = None
         self._reports = Reports()
-        end = ElectionsEnd(self._take_office, self._follow, self._fence)
+        end = ElectionsEnd(self._take_office, lambda heir: self._search.follow(heir), self._fence)
         word = SlurmWord(engine, SlurmQuery(engine, args.slurm_job_id, args.environment))
         self._elections = Elections(engine, self._node, self._host_entry, config.liveness, word, end)
         self._search = HeadSearch(
@@ -140,7 +140,6 @@ class Service:
             doubt=partial(word.ask_rank, args.host_names) if args.rejoins_s else None,
         )
         self._num_hosts = args.num_hosts  # by the newest roster
-        self._sent_goodbye = False
         self._code = 0
 
     def start(self) -> None:
@@ -161,14 +160,17 @@ class Service:
 
     @property
     def _head(self) -> Head | None:
-        return None if self._office is None else self._office.head
+        return None if self._office is None or self._office.over else self._office.head
 
     def _start_head(self, problem: str, place: HeadPlace) -> None:
         self._agent.join()
-        journal = HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add
         office = self._office = HeadOffice(
             *(self._agent, self._args, self._config, self._num_hosts, place.term),
-            *(journal, self._on_complete, self._on_all_left, self._fence),
+            *(HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add, self._on_complete),
+            *(self._on_all_left, self._fence),
+            self._elections.hand_over,
+            self._node,
+            self._end,
         )
         head = office.head
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
@@ -176,7 +178,7 @@ class Service:
             lambda message: self._engine.call_soon(partial(head.on_agent, agent_link, message)), lambda _reason: None
         )
         self._forwarders[:] = place.addresses
-        office.open(place, self._deadline.left_s(), self._elections.hosts, self._elections.last_head)
+        office.open(place, self._deadline.left_s(), self._elections)
         head.on_join(agent_link, Join(self._host_entry, problem, self._args.num_hosts))
         self.termination.start_head(head.deadline)
 
@@ -191,19 +193,16 @@ class Service:
             assert self._head is not None
             self._elections.lead(self._head.inheritance)
 
-    def _on_head_lost(self, error: TransportError, heard_s: float = 0.0) -> None:
+    def _on_head_lost(self, error: TransportError, heard_s: float = 0.0, *, resigned: bool = False) -> None:
         if self._leaving:
             return
         if self._args.slurm_job_id is not None:
             self._own_log.begin()
         if isinstance(error, PeerLost) and error.farewell:  # nobody has told this agent to leave: it was given up
             self._fence(str(error))
-        elif not self._elections.seek(str(error), heard_s):
+        elif not self._elections.seek(str(error), heard_s, resigned=resigned):
             _log.warning("lost the head: %s", error)
             self.leave(self._config.agent.grace_s)
-
-    def _follow(self, heir: HeadPlace) -> None:
-        self._search.follow(heir)
 
     def _fence(self, why: str) -> None:
         """Give and take no orders from now on, end the procs, and begin anew, as another incarnation."""
@@ -224,6 +223,7 @@ class Service:
         link = self._head_link = self._links[channel] = ChannelLink(channel)
         self._heartbeat.watch(channel)
         link.send(Join(self._host_entry, problem, self._args.num_hosts))
+        self.termination.tell_again(link.send)
         self._reports.tell_again(self._head_link.send)
 
     def _send_up(self, message: Message) -> None:
@@ -243,6 +243,8 @@ class Service:
                 self._refused(message.problem)
             case Refused():
                 _log.warning("the head refused %s: %s", message.request, message.problem)
+            case Resign():
+                self._on_head_lost(PeerLost("the head", message.why), resigned=True)
             case Roster():
                 self._num_hosts = message.num_hosts
                 self._casts.on_roster(message.hosts, message.num_hosts)
@@ -387,8 +389,7 @@ class Service:
         if self._args.rejoins_s:  # as one that was fenced and does not come back: perhaps nobody else ends the job
             self.end()
             return
-        self._code = 1
-        self._leaving = True
+        self._code, self._leaving = 1, True
         self._agent.leave(0.0, lambda _num_left: self._end())
 
     def _end(self) -> None:

@@ -15,9 +15,13 @@ from monarch_hpc.agent.resources.last_leave import LastLeave
 from monarch_hpc.config import Config
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.deadline import Terminated
+from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.start import TERMINATED
 
 __all__ = ["Termination"]
+
+_JOIN_S = 2.0
+"""Time that the other agents take to join an heir, of the `KillWait` that Slurm leaves."""
 
 
 class Termination:
@@ -53,6 +57,13 @@ class Termination:
         """Ask Slurm on behalf of the head, which is on this host."""
         self._head = head
         self._source = JobEndSource(self._engine, self._args, self._config, head.on_job_end, head.on_warning)
+        if self._terminated:  # while there was no head; others are about to join this one, and may stay
+            self._engine.call_later(_JOIN_S, self.on_sigterm)
+
+    def tell_again(self, send: Callable[[Message], None]) -> None:
+        """Tell a head that this agent has joined of a SIGTERM that it got before."""
+        if self._terminated:
+            send(Terminated())
 
     def outlast_head(self, ended: Callable[[], None], *, wanted: bool = False) -> None:
         """Call *ended* when this agent, which has cleared its host, may end: it has lost its head, or is an heir.

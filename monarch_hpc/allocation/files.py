@@ -11,8 +11,10 @@
     attempts/<n>/ one for each start of the batch script; a requeued job has several:
         granted.json  the job has begun       hosts/<n>.json  agent n has reported
         ready.json    the agents are ready    released.json   the head ends the allocation, and why
-        ended.json    the batch script has ended
+        ended.json    the batch script has ended, and the allocation with it
+        parted.json   it has ended, but further jobs have joined the allocation, which may go on
         left.json     the head has ended all agents, so that the batch script need not wait for srun
+        moves.sh      the batch script goes on with this, and the job with another allocation; moves.json has which one
         warned.json   the batch script has got Slurm's signal that the job ends soon
         changes.jsonl what has become of hosts, runs and procs, a line for each change
         jobs/<n>.json a further job has the ranks from n on, or will have them when it begins
@@ -46,6 +48,8 @@ __all__ = [
     "GRANTED",
     "HOSTS",
     "KEY_BYTES",
+    "MOVES",
+    "PARTED",
     "RELEASED",
     "WARNED",
     "Granted",
@@ -71,6 +75,8 @@ KEY_BYTES = 32
 
 GRANTED = "granted.json"
 ENDED = "ended.json"
+PARTED = "parted.json"
+MOVES = "moves.sh"
 _LEFT = "left.json"  # the batch script names it, too
 RELEASED = "released.json"
 HOSTS = "hosts"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from monarch_hpc.allocation.attempts import newest_attempt
 from monarch_hpc.allocation.document import Document, read_document, write_document
-from monarch_hpc.allocation.files import ended_path
+from monarch_hpc.allocation.files import is_over
 from monarch_hpc.allocation.heads import read_head
 from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.core.dataclass import dataclass
@@ -232,11 +232,11 @@ def check_allocation(directory: Path) -> Ready:
         VersionMismatch: the two sides run incompatible versions.
     """
     ready = read_ready(directory)
-    if ended_path(directory).exists():
+    if not directory.is_dir():
+        raise AllocationError(name_of(directory), f"its directory {directory} is gone: it has ended")
+    if is_over(newest_attempt(directory)[1]):
         raise AllocationError(name_of(directory), "its Slurm job has ended; see 'monarch-hpc status' for how")
     if ready is None:
-        if not directory.is_dir():
-            raise AllocationError(name_of(directory), f"its directory {directory} is gone: it has ended")
         raise AllocationError(
             name_of(directory), "its agents are not ready yet; 'monarch-hpc status' shows how far it is"
         )

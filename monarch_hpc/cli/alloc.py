@@ -55,6 +55,7 @@ _COUNT_EVERY_S = 1.0
 @click.option("--min-nodes", type=click.IntRange(1), metavar="N", help="Begin with N hosts if others fail to start.")
 @click.option("--spare", type=click.IntRange(1), metavar="N", help="Take N hosts more, for the loss of others.")
 @click.option("--grow", metavar="NAME", help="Take the hosts for this living allocation, as one more job.")
+@click.option("--from", "source", metavar="OTHER", help="With --grow: take those of the unused allocation OTHER.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm whether and when it would begin, and stop.")
 @click.option("--estimate", is_flag=True, help="Compare starts of this and of smaller and shorter requests, and stop.")
 @click.option("--salloc", is_flag=True, help="Hold the hosts by salloc, for queues that take no batch job.")
@@ -74,6 +75,7 @@ def command(
     min_nodes: int | None,
     spare: int | None,
     grow: str | None,
+    source: str | None,
     test_only: bool,
     estimate: bool,
     salloc: bool,
@@ -89,7 +91,8 @@ def command(
     reservation hold for all, unless a group has its own; the time is the same for all.
 
     With --grow NAME the hosts join the allocation of that name. Their job has a time limit of its own, at which they
-    are lost to it; 'release NAME' gives all of them back.
+    are lost to it; 'release NAME' gives all of them back. With --from OTHER they are those of the allocation OTHER,
+    which nothing may use: its job joins NAME, and OTHER is gone.
     """
     given = {"nodes": nodes, "nodelist": nodelist, "exclude": exclude}
     if grow is not None:
@@ -101,11 +104,19 @@ def command(
 
         chosen = tuple(f"--{flag}={value}" for flag, value in given.items() if flag != "nodes" and value is not None)
         with _Signals() as signals:
+            if source is not None:
+                from monarch_hpc.cli.allocations.move import show_move
+
+                if nodes or gpus_per_node or chosen or options:
+                    raise click.UsageError("--from takes all hosts of that allocation, as they are: no other options")
+                return show_move(config, grow, source, lambda: signals.received, bg=bg)
             return show_growth(
                 *(config, grow, nodes, gpus_per_node, (*chosen, *options), lambda: signals.received),
                 bg=bg,
                 dry_run=dry_run,
             )
+    if source is not None:
+        raise click.UsageError("--from goes with --grow NAME")
     if salloc:
         config = replace(config, slurm=replace(config.slurm, allocate_by="salloc"))
     # Options of the command line come last, so that they override the profile's.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -202,7 +202,7 @@ def _state(view: _View) -> str:
         return "suspended by Slurm: all its processes are stopped until 'scontrol resume'"
     if seen.ready is not None:
         missing = f", {len(seen.ready.missing)} missing" if seen.ready.missing else ""
-        return (view.problem or "ready") + missing
+        return (view.problem or "ready") + missing + _parted(record)
     if seen.granted is not None:
         return f"agents {len(seen.reported)}/{len(seen.granted.hosts)}"
     if row is None:
@@ -212,6 +212,12 @@ def _state(view: _View) -> str:
     if row.state.phase is Phase.QUEUED:
         return f"queued: {reason_in_words(row.reason)}" if row.reason else "queued"
     return "starting" if row.state.phase in (Phase.STARTING, Phase.RUNNING) else row.slurm_state.lower()
+
+
+def _parted(record: AllocationRecord) -> str:
+    """Note that the first job is over, and the allocation goes on with further ones."""
+    parted = record.parted
+    return "" if parted is None else f" (job {record.job_id} has ended: {parted.state})"
 
 
 def _link(view: _View) -> str:
@@ -340,7 +346,6 @@ def _document(view: _View) -> dict[str, object]:
         "runs": [dict(run) for run in _items(view, "runs")],
         "kept": [dict(mesh) for mesh in _items(view, "kept")],
         "idle_left_s": view.head["idle_left_s"] if view.head is not None and view.head["idle_left_s"] >= 0 else None,
-        "ended": None
-        if ended is None
-        else {"state": ended.state, "reason": ended.reason, "source": ended.source, "at_s": ended.at_s},
+        "parted": None if record.parted is None else asdict(record.parted),
+        "ended": None if ended is None else asdict(ended),
     }

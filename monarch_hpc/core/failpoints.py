@@ -1,4 +1,4 @@
-"""Named places in agents, heads and programs at which tests have the process fail: ``head.keep=kill``.
+"""Named places in agents, heads, programs and commands at which tests have the process fail: ``head.keep=kill``.
 
 A place costs one look at an empty dict where nothing is armed. `monarch_hpc.testing.faults` has the variable for tests.
 """
@@ -25,6 +25,9 @@ FAILPOINTS: Mapping[str, str] = {
     "head.keep": "a head has taken a mesh out of its run, and has told no agent",
     "head.kept": "all agents know that a mesh is kept, and its program is not told",
     "head.takeover": "a head has given a run to another program, and has not told it of the procs",
+    "move.claimed": "a command has claimed ranks for the hosts of another allocation, and has decided nothing yet",
+    "move.decided": "the hosts of an allocation join another one, and the registry does not know",
+    "move.recorded": "the registry knows, too, and the agents have not been told",
     "program.keep": "the procs of a mesh serve all runs, and the head is not asked to keep them",
     "program.takeover": "a program knows the procs of the run that it takes over, and has adopted none",
 }

@@ -196,7 +196,9 @@ class ProgramDoor(ABC):
         """
 
     @abstractmethod
-    def grow_hosts(self, allocation: str, num_hosts: int, options: Sequence[str], timeout_s: float | None) -> list[int]:
+    def grow_hosts(
+        self, allocation: str, num_hosts: int | str, options: Sequence[str], timeout_s: float | None
+    ) -> list[int]:
         """Take further hosts for an allocation; return their ranks once they have joined. See `HostMesh.grow`.
 
         Raises:

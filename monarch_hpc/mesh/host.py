@@ -240,7 +240,7 @@ class HostMesh(MeshView):
         check_text("reason", reason)
         return self._door("stop").stop_hosts(self._choice(), reason)
 
-    def grow(self, num_hosts: int, *, timeout: float | None = None, slurm_args: Sequence[str] = ()) -> Self:
+    def grow(self, num_hosts: int | str, *, timeout: float | None = None, slurm_args: Sequence[str] = ()) -> Self:
         """Take further hosts for the allocation, as `monarch-hpc alloc --grow` does: one more Slurm job.
 
         The call blocks until their agents have joined. `hosts` has them from then on, in this program and in others,
@@ -248,7 +248,8 @@ class HostMesh(MeshView):
         is cancelled, these hosts are lost, and the allocation goes on.
 
         Args:
-            num_hosts: number of further hosts.
+            num_hosts: number of further hosts; or the name of an unused allocation, whose hosts join this one in the
+                job that they have, as with ``--from``.
             timeout: seconds that they may take to come, in the queue too; None waits for as long as it takes.
             slurm_args: options of sbatch for their job, such as ``--time=30``; else those of the configuration.
 
@@ -262,7 +263,8 @@ class HostMesh(MeshView):
             SlurmError: Slurm refuses the job.
             TypeError, ValueError: an argument of another type, or out of range.
         """
-        check_number("num_hosts", num_hosts, least=1)
+        if not isinstance(num_hosts, str):
+            check_number("num_hosts", num_hosts, least=1)
         if timeout is not None:
             check_seconds("timeout", timeout)
         options = check_texts("slurm_args", slurm_args, "['--time=30']")

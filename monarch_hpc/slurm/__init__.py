@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from monarch_hpc.slurm.job import Lifecycle, Stage
     from monarch_hpc.slurm.nodes.exclusions import Exclusion, Exclusions, exclude_bad_hosts
     from monarch_hpc.slurm.nodes.growth import earlier_replacements, note_outcome, plan_growth
-    from monarch_hpc.slurm.registry import AllocationRecord, Ended, check_name
+    from monarch_hpc.slurm.nodes.moving import decide_move, move_refusal
+    from monarch_hpc.slurm.record import AllocationRecord, Ended
+    from monarch_hpc.slurm.registry import check_name
     from monarch_hpc.slurm.script import Group, Request, plan_group_flags, plan_job_flags, render_salloc, render_script
 
 # Loaded at their first use: completion of words reads a file of the registry, and nothing else.
 _HOMES = {
-    "AllocationRecord": "slurm.registry",
+    "AllocationRecord": "slurm.record",
     "Allocations": "slurm.allocation",
     "Census": "slurm.census",
-    "Ended": "slurm.registry",
+    "Ended": "slurm.record",
     "Exclusion": "slurm.nodes.exclusions",
     "Exclusions": "slurm.nodes.exclusions",
     "Group": "slurm.script",
@@ -44,11 +46,13 @@ _HOMES = {
     "Stage": "slurm.job",
     "agents_missing": "slurm.failure",
     "check_name": "slurm.registry",
+    "decide_move": "slurm.nodes.moving",
     "earlier_replacements": "slurm.nodes.growth",
     "exclude_bad_hosts": "slurm.nodes.exclusions",
     "find_job_here": "slurm.inside",
     "limits_in_words": "slurm.checks.site_rules",
     "look": "slurm.directory",
+    "move_refusal": "slurm.nodes.moving",
     "note_outcome": "slurm.nodes.growth",
     "open_inside": "slurm.inside",
     "plan_group_flags": "slurm.script",
@@ -80,11 +84,13 @@ __all__ = [
     "Stage",
     "agents_missing",
     "check_name",
+    "decide_move",
     "earlier_replacements",
     "exclude_bad_hosts",
     "find_job_here",
     "limits_in_words",
     "look",
+    "move_refusal",
     "note_outcome",
     "open_inside",
     "plan_group_flags",

@@ -37,8 +37,8 @@ from monarch_hpc.slurm.job import (
     Lifecycle,
 )
 from monarch_hpc.slurm.nodes.growth import look_joined, prepare_joining
-from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry
+from monarch_hpc.slurm.record import AllocationRecord, Ended, current_owner
+from monarch_hpc.slurm.registry import Registry
 from monarch_hpc.slurm.script import Request, plan_group_flags, render_salloc, render_script
 from monarch_hpc.slurm.startup import Startup
 

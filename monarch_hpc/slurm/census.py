@@ -9,10 +9,12 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import MonarchError, SlurmBusy, SlurmMissing
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.commands.jobs import QueueRow
+from monarch_hpc.slurm.commands.states import Phase
 from monarch_hpc.slurm.directory import look
-from monarch_hpc.slurm.job import AskSlurm, CancelJob, CloseRecord, decide, decide_gone
-from monarch_hpc.slurm.owner import owner_lives
-from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot
+from monarch_hpc.slurm.job import AskSlurm, CancelJob, CloseRecord, PartRecord, decide, decide_gone
+from monarch_hpc.slurm.nodes.moving import complete_move
+from monarch_hpc.slurm.record import AllocationRecord, owner_lives
+from monarch_hpc.slurm.registry import Registry, Snapshot
 
 __all__ = ["Census", "queue_snapshot", "take_census"]
 
@@ -44,7 +46,7 @@ def take_census(registry: Registry, slurm: SlurmClient, max_age_s: float) -> Cen
         slurm: Slurm's commands.
         max_age_s: a cached answer of squeue may be this old, in seconds.
     """
-    records = _give_up_joined(registry, registry.jobs())
+    records = _give_up_joined(registry, [complete_move(registry, record) for record in registry.jobs()])
     try:
         slurm.require("squeue")
         snapshot = queue_snapshot(registry, slurm, records, max_age_s)
@@ -58,7 +60,8 @@ def take_census(registry: Registry, slurm: SlurmClient, max_age_s: float) -> Cen
         try:
             # Every request to a slurmctld that does not answer takes its full timeout: one is enough.
             row = rows.get(record.job_name)
-            settled.append(record if problem else _settle(registry, slurm, record, row, changes))
+            others = _others(record, records, rows)
+            settled.append(record if problem else _settle(registry, slurm, record, row, others, changes))
         except SlurmBusy as error:
             settled.append(record)
             problem = error
@@ -107,28 +110,55 @@ def queue_snapshot(
     return snapshot
 
 
+def _others(
+    record: AllocationRecord, records: Sequence[AllocationRecord], rows: Mapping[str, QueueRow]
+) -> list[AllocationRecord]:
+    """The jobs with which an allocation goes on at the end of its first one: they run, and their agents may elect."""
+    return [
+        job
+        for job in records
+        if job.joins == record.allocation and job.live and not job.release_why
+        if (row := rows.get(job.job_name)) is not None and row.state.phase is Phase.RUNNING
+    ]
+
+
 def _settle(
-    registry: Registry, slurm: SlurmClient, record: AllocationRecord, row: QueueRow | None, changes: list[str]
+    registry: Registry,
+    slurm: SlurmClient,
+    record: AllocationRecord,
+    row: QueueRow | None,
+    others: Sequence[AllocationRecord],
+    changes: list[str],
 ) -> AllocationRecord:
-    """Carry out what is due for one record and return its new state."""
+    """Carry out what is due for one record and return its new state.
+
+    Args:
+        others: see `_others`.
+    """
     lives = None
     if record.live and record.job_id is None:
         lives = owner_lives(record.owner)
         # An owner that is gone may have written the job id, or the end, just before.
         record = next((new for new in registry.jobs() if new.allocation == record.allocation), record)
-    decision = decide(record, row, lives, time.time())
+    decision = decide(record, row, lives, time.time(), goes_on=bool(others))
     if isinstance(decision, AskSlurm):
         detail = slurm.find_job(decision.job_id, record.job_name)
         if detail is None and not record.release_why:
             detail = slurm.find_ended(decision.job_id, record.job_name)
         seen = look(record.directory)
-        decision = decide_gone(record, detail, seen.exit_status, time.time(), seen.released)
+        goes_on = bool(others) and seen.exit_status is None
+        decision = decide_gone(record, detail, seen.exit_status, time.time(), seen.released, goes_on=goes_on)
     if isinstance(decision, CancelJob):
         if record.live and record.job_id is None:
             record = registry.set_job(record, decision.job_id, time.time())
             record = registry.request_release(record, decision.why)
         slurm.cancel(decision.job_id)
         changes.append(f"{record.name}: job {decision.job_id} was cancelled: {decision.why}")
+    elif isinstance(decision, PartRecord):
+        record = registry.part(record, decision.ended)
+        rest = ", ".join(str(job.job_id) for job in others)
+        state, reason = decision.ended.state, decision.ended.reason
+        changes.append(f"{record.name}: job {record.job_id}: {state}: {reason}; job {rest} goes on")
     elif isinstance(decision, CloseRecord):
         record = registry.close(record, decision.ended)
         job = f"job {record.job_id}" if record.job_id else "no job"

@@ -13,6 +13,7 @@ from monarch_hpc.allocation.files import (
     ENDED,
     GRANTED,
     HOSTS,
+    PARTED,
     RELEASED,
     Granted,
     read_exit_status,
@@ -46,9 +47,10 @@ class Seen:
         granted: None until the job has begun.
         reported: ranks of the agents that have reported.
         ready: None until the head has stopped waiting for agents.
-        exit_status: exit status of the batch script; None while it runs.
+        exit_status: exit status of the batch script; None while it runs, or the allocation goes on without it.
         attempt: number of the attempt; 0 before the first.
         released: why the head ended the allocation by itself; empty if it did not.
+        parted: whether the batch script has ended, and further jobs may go on.
     """
 
     granted: Granted | None = None
@@ -57,6 +59,7 @@ class Seen:
     exit_status: int | None = None
     attempt: int = 0
     released: str = ""
+    parted: bool = False
 
 
 def prepare(directory: Path, config: Config, key: bytes, script: str, name: str = "") -> Path:
@@ -95,6 +98,7 @@ def look(directory: Path) -> Seen:
             exit_status=read_exit_status(folder) if ENDED in names else None,
             attempt=attempt,
             released=read_released(folder) if RELEASED in names else "",
+            parted=PARTED in names,
         )
     except FileNotFoundError:
         return Seen()
@@ -141,7 +145,10 @@ def await_epilogue(directory: Path) -> None:
     """Let the batch script, whose agents have ended, end by itself: Slurm would send its epilogue SIGTERM."""
     agent = read_config(directory).agent
     late = Deadline(agent.hook_s + _END_S)
-    while agent.epilogue and look(directory).exit_status is None and not late.passed():
+    while agent.epilogue and not late.passed():
+        seen = look(directory)
+        if seen.exit_status is not None or seen.parted:
+            break
         time.sleep(_LOOK_S)
 
 

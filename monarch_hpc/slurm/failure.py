@@ -9,7 +9,7 @@ from monarch_hpc.slurm.commands.messages import explain_output
 from monarch_hpc.slurm.commands.states import SlurmState
 from monarch_hpc.slurm.directory import last_lines, look, tail
 from monarch_hpc.slurm.job import Lifecycle
-from monarch_hpc.slurm.registry import AllocationRecord, Ended
+from monarch_hpc.slurm.record import AllocationRecord, Ended
 
 __all__ = ["agents_missing", "job_failed"]
 

@@ -27,7 +27,7 @@ from monarch_hpc.core.storage.files import private_dir, read_json, write_json
 from monarch_hpc.core.text.hostlist import expand
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.directory import last_lines, look, prepare, tail
-from monarch_hpc.slurm.owner import OwnerProcess, current_owner, owner_lives
+from monarch_hpc.slurm.record import OwnerProcess, current_owner, owner_lives
 from monarch_hpc.slurm.script import Request, render_script
 
 __all__ = ["JobHere", "find_job_here", "open_inside"]

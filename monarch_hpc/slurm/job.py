@@ -17,7 +17,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.slurm.commands.jobs import JobDetail, QueueRow
 from monarch_hpc.slurm.commands.states import Phase, SlurmState
 from monarch_hpc.slurm.directory import Seen
-from monarch_hpc.slurm.registry import AllocationRecord, Ended
+from monarch_hpc.slurm.record import AllocationRecord, Ended
 
 __all__ = [
     "IN_FLIGHT_S",
@@ -27,6 +27,7 @@ __all__ = [
     "Decision",
     "Keep",
     "Lifecycle",
+    "PartRecord",
     "Stage",
     "decide",
     "decide_gone",
@@ -190,10 +191,19 @@ class CloseRecord:
     ended: Ended
 
 
-Decision = Keep | AskSlurm | CancelJob | CloseRecord
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """The first job of an allocation has ended, which goes on with others: that must be recorded."""
+
+    ended: Ended
 
 
-def decide(record: AllocationRecord, row: QueueRow | None, owner_lives: bool | None, now_s: float) -> Decision:
+Decision = Keep | AskSlurm | CancelJob | CloseRecord | PartRecord
+
+
+def decide(
+    record: AllocationRecord, row: QueueRow | None, owner_lives: bool | None, now_s: float, *, goes_on: bool = False
+) -> Decision:
     """Return the action due for *record* after squeue answered.
 
     Args:
@@ -201,6 +211,7 @@ def decide(record: AllocationRecord, row: QueueRow | None, owner_lives: bool | N
         row: its job, if squeue listed it.
         owner_lives: whether the process that made the record still runs; None if that cannot be seen from here.
         now_s: seconds since the epoch.
+        goes_on: whether further jobs that have joined it run.
     """
     in_queue = row is not None and row.state.phase.alive
     if not record.live:
@@ -209,6 +220,8 @@ def decide(record: AllocationRecord, row: QueueRow | None, owner_lives: bool | N
         return Keep()
     if record.job_id is None:
         return _decide_intent(record, row if in_queue else None, owner_lives, now_s)
+    if not in_queue and record.parted is not None and goes_on:
+        return Keep()
     if not in_queue:
         return AskSlurm(record.job_id)
     if record.release_why and row is not None and row.state.phase is not Phase.ENDING:
@@ -217,7 +230,13 @@ def decide(record: AllocationRecord, row: QueueRow | None, owner_lives: bool | N
 
 
 def decide_gone(
-    record: AllocationRecord, detail: JobDetail | None, exit_status: int | None, now_s: float, released: str = ""
+    record: AllocationRecord,
+    detail: JobDetail | None,
+    exit_status: int | None,
+    now_s: float,
+    released: str = "",
+    *,
+    goes_on: bool = False,
 ) -> Decision:
     """Return the action due for a *record* whose job squeue did not list.
 
@@ -227,6 +246,7 @@ def decide_gone(
         exit_status: exit status of the batch script, if it was recorded.
         now_s: seconds since the epoch.
         released: why the head ended the allocation by itself; empty if it did not.
+        goes_on: whether further jobs that have joined it run.
     """
     if detail is not None and detail.state.phase.alive:
         if record.release_why and detail.state.phase is not Phase.ENDING:
@@ -234,7 +254,9 @@ def decide_gone(
         return Keep()
     if released and not record.release_why:
         return CloseRecord(Ended("RELEASED", released, "released.json", now_s))
-    return CloseRecord(how_it_ended(record, detail, exit_status, now_s))
+    if goes_on and not record.release_why:
+        return PartRecord(how_it_ended(record, detail, exit_status, now_s))
+    return CloseRecord(record.parted or how_it_ended(record, detail, exit_status, now_s))
 
 
 def how_it_ended(record: AllocationRecord, detail: JobDetail | None, exit_status: int | None, now_s: float) -> Ended:

@@ -2,7 +2,9 @@
 
     <state>/<uuid8>/record.json    the intent, written before sbatch is called; also of a job that joins an allocation
     <state>/<uuid8>/job.json       Slurm's job id
+    <state>/<uuid8>/joins.json     the allocation that its job has joined later, with all its hosts
     <state>/<uuid8>/release.json   the release was requested
+    <state>/<uuid8>/parted.json    how its first job ended, after which further ones go on
     <state>/<uuid8>/ended.json     how the allocation ended
     <state>/names/<name>/<number>  the allocation that has the name: a link whose target is the uuid8
     <state>/current.json           the name of the current allocation
@@ -18,7 +20,6 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -27,83 +28,24 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, ConfigError
 from monarch_hpc.core.storage.files import private_dir, read_json, write_json
 from monarch_hpc.slurm.commands.jobs import QueueRow, parse_queue
-from monarch_hpc.slurm.owner import OwnerProcess, owner_lives
+from monarch_hpc.slurm.record import (
+    SCHEMA,
+    AllocationRecord,
+    Ended,
+    load_record,
+    owner_lives,
+    read_object,
+    read_optional,
+    record_document,
+)
 
-__all__ = ["AllocationRecord", "Ended", "Registry", "Snapshot"]
+__all__ = ["Registry", "Snapshot", "check_name"]
 
-_SCHEMA = 1
 _KEPT_ENDED = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHORT_ID = re.compile(r"[0-9a-f]{8}")
 # Longer than any command takes from making a folder to writing its record.
 _UNFINISHED_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How an allocation ended.
-
-    Args:
-        state: Slurm's state, or ``REFUSED``, ``NEVER_SUBMITTED``, ``RELEASED`` or ``UNKNOWN``.
-        reason: the reason as text.
-        source: ``squeue``, ``scontrol``, ``sacct``, ``ended.json``, ``released.json`` or ``monarch-hpc``.
-        at_s: when it was recorded, in seconds since the epoch.
-    """
-
-    state: str
-    reason: str
-    source: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class AllocationRecord:
-    """The registry's record of an allocation.
-
-    Args:
-        allocation: its uuid, 32 hexadecimal digits.
-        name: the name chosen by the user.
-        directory: its private directory on the shared file system.
-        num_hosts: number of hosts requested, as Slurm takes it.
-        owner: the process that made the record.
-        created_s: when the record was made, in seconds since the epoch.
-        job_id: Slurm's number; None before sbatch answered.
-        submitted_s: when sbatch answered, in seconds since the epoch.
-        release_why: why its release was requested; empty if it was not.
-        ended: how it ended; None while it lives.
-        joins: the uuid of the allocation that its job joins, and whose name it has; empty for an allocation.
-        first_rank: rank of its first host there.
-        replaces: whether its hosts were requested in place of lost ones, by a program that heals.
-    """
-
-    allocation: str
-    name: str
-    directory: Path
-    num_hosts: str
-    owner: OwnerProcess
-    created_s: float
-    job_id: int | None = None
-    submitted_s: float | None = None
-    release_why: str = ""
-    ended: Ended | None = None
-    joins: str = ""
-    first_rank: int = 0
-    replaces: bool = False
-
-    @property
-    def short_id(self) -> str:
-        """The first 8 digits of the uuid, which name the allocation's folders and job."""
-        return self.allocation[:8]
-
-    @property
-    def job_name(self) -> str:
-        """The unique name of the Slurm job."""
-        return f"mh-{self.short_id}"
-
-    @property
-    def live(self) -> bool:
-        """Whether the allocation has, may have, or is about to have a job."""
-        return self.ended is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +86,7 @@ class Registry:
         """
         check_name(record.name)
         self._folder(record).mkdir(0o700)
-        write_json(self._folder(record) / "record.json", _record_document(record))
+        write_json(self._folder(record) / "record.json", record_document(record))
         holder = None if record.joins else self._take_name(record)
         if holder is not None:
             shutil.rmtree(self._folder(record))
@@ -152,18 +94,31 @@ class Registry:
 
     def set_job(self, record: AllocationRecord, job_id: int, now_s: float) -> AllocationRecord:
         """Record Slurm's id of the job."""
-        write_json(self._folder(record) / "job.json", {"schema": _SCHEMA, "job_id": job_id, "submitted_s": now_s})
+        write_json(self._folder(record) / "job.json", {"schema": SCHEMA, "job_id": job_id, "submitted_s": now_s})
         return replace(record, job_id=job_id, submitted_s=now_s)
+
+    def join(self, record: AllocationRecord, allocation: str, name: str, first_rank: int) -> AllocationRecord:
+        """Record that the job of an allocation joins another one; its own name becomes free."""
+        write_json(
+            self._folder(record) / "joins.json",
+            {"schema": SCHEMA, "joins": allocation, "name": name, "first_rank": first_rank},
+        )
+        return replace(record, joins=allocation, name=name, first_rank=first_rank)
 
     def request_release(self, record: AllocationRecord, why: str) -> AllocationRecord:
         """Record that the allocation is to be released, and why."""
-        write_json(self._folder(record) / "release.json", {"schema": _SCHEMA, "why": why})
+        write_json(self._folder(record) / "release.json", {"schema": SCHEMA, "why": why})
         return replace(record, release_why=why)
+
+    def part(self, record: AllocationRecord, ended: Ended) -> AllocationRecord:
+        """Record how the first job of an allocation ended, which goes on with others."""
+        write_json(self._folder(record) / "parted.json", {"schema": SCHEMA, **asdict(ended)})
+        return replace(record, parted=ended)
 
     def close(self, record: AllocationRecord, ended: Ended) -> AllocationRecord:
         """Record how the allocation ended; its key is removed, and its name becomes free."""
         remove_key(record.directory)
-        write_json(self._folder(record) / "ended.json", {"schema": _SCHEMA, **asdict(ended)})
+        write_json(self._folder(record) / "ended.json", {"schema": SCHEMA, **asdict(ended)})
         return replace(record, ended=ended)
 
     def records(self) -> tuple[AllocationRecord, ...]:
@@ -180,7 +135,7 @@ class Registry:
         for folder in self._folders():
             # The folder may be new, its record not yet written, or just being removed by `prune`.
             with contextlib.suppress(FileNotFoundError):
-                found.append(_load_record(folder))
+                found.append(load_record(folder))
         return tuple(sorted(found, key=lambda record: (record.created_s, record.allocation)))
 
     def find(self, name: str | None) -> AllocationRecord:
@@ -239,18 +194,18 @@ class Registry:
         if name is None:
             path.unlink(missing_ok=True)
         else:
-            write_json(path, {"schema": _SCHEMA, "name": name})
+            write_json(path, {"schema": SCHEMA, "name": name})
 
     def current(self) -> str | None:
         """Return the name of the current allocation, which may have ended; None if none was chosen."""
-        document = _optional(self.root / "current.json")
+        document = read_optional(self.root / "current.json")
         return None if document is None else str(document.get("name"))
 
     def load_snapshot(self) -> Snapshot | None:
         """Return the cached answer of squeue; None if there is none."""
         try:
-            document = _object(read_json(self.root / "queue.json"), self.root / "queue.json")
-            if document.get("schema") != _SCHEMA:
+            document = read_object(read_json(self.root / "queue.json"), self.root / "queue.json")
+            if document.get("schema") != SCHEMA:
                 return None
             names = frozenset(str(document["names"]).split())
             return Snapshot(float(str(document["at_s"])), names, str(document["text"]))
@@ -261,7 +216,7 @@ class Registry:
         """Cache an answer of squeue for the next command."""
         names = " ".join(sorted(snapshot.names))
         write_json(
-            self.root / "queue.json", {"schema": _SCHEMA, "at_s": snapshot.at_s, "names": names, "text": snapshot.text}
+            self.root / "queue.json", {"schema": SCHEMA, "at_s": snapshot.at_s, "names": names, "text": snapshot.text}
         )
 
     def drop_snapshot(self) -> None:
@@ -286,8 +241,8 @@ class Registry:
             if numbers:
                 holder = os.readlink(claims / str(numbers[-1]))
                 with contextlib.suppress(FileNotFoundError):
-                    held = _load_record(self.root / holder)
-                    if held.live:
+                    held = load_record(self.root / holder)
+                    if held.live and not held.joins:
                         return held
             number = numbers[-1] + 1 if numbers else 1
             try:
@@ -326,67 +281,3 @@ def _in_use(holder: AllocationRecord) -> str:
         f"exists already ({what}); use it with 'monarch-hpc run -a {holder.name} SCRIPT', give it back with "
         f"'monarch-hpc release {holder.name}', or take another under another name"
     )
-
-
-def _record_document(record: AllocationRecord) -> dict[str, object]:
-    return {
-        "schema": _SCHEMA,
-        "allocation": record.allocation,
-        "name": record.name,
-        "directory": str(record.directory),
-        "num_hosts": record.num_hosts,
-        "owner": asdict(record.owner),
-        "created_s": record.created_s,
-        "joins": record.joins,
-        "first_rank": record.first_rank,
-        "replaces": record.replaces,
-    }
-
-
-def _load_record(folder: Path) -> AllocationRecord:
-    """Read one allocation's files.
-
-    Raises:
-        FileNotFoundError: there is no record.
-        ConfigError: a file belongs to another user, or was not written by this version.
-    """
-    path = folder / "record.json"
-    document = _object(read_json(path), path)
-    job = _optional(folder / "job.json")
-    release = _optional(folder / "release.json")
-    ended = _optional(folder / "ended.json")
-    try:
-        if document["schema"] != _SCHEMA:
-            raise ConfigError("", "", str(path), f"was written by another version (schema {document['schema']})")
-        return AllocationRecord(
-            allocation=str(document["allocation"]),
-            name=str(document["name"]),
-            directory=Path(str(document["directory"])),
-            num_hosts=str(document["num_hosts"]),
-            owner=OwnerProcess(**_object(document["owner"], path)),  # type: ignore[arg-type]  # checked by the schema number
-            created_s=float(str(document["created_s"])),
-            joins=str(document.get("joins", "")),
-            first_rank=int(str(document.get("first_rank", 0))),
-            replaces=document.get("replaces") is True,
-            job_id=int(str(job["job_id"])) if job else None,
-            submitted_s=float(str(job["submitted_s"])) if job else None,
-            release_why=str(release["why"]) if release else "",
-            ended=Ended(str(ended["state"]), str(ended["reason"]), str(ended["source"]), float(str(ended["at_s"])))
-            if ended
-            else None,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError("", "", str(path), f"is not a record of an allocation ({error!r}); move it away") from error
-
-
-def _optional(path: Path) -> Mapping[str, object] | None:
-    try:
-        return _object(read_json(path), path)
-    except FileNotFoundError:
-        return None
-
-
-def _object(value: object, path: Path) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise ConfigError("", "", str(path), "is not a JSON object; move it away")
-    return value

@@ -15,7 +15,8 @@ from monarch_hpc.slurm.commands.states import Phase
 from monarch_hpc.slurm.directory import Seen
 from monarch_hpc.slurm.failure import agents_missing, job_failed
 from monarch_hpc.slurm.job import Lifecycle, Stage, how_it_ended
-from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot
+from monarch_hpc.slurm.record import AllocationRecord
+from monarch_hpc.slurm.registry import Registry, Snapshot
 
 __all__ = ["PollInterval", "Startup"]
 

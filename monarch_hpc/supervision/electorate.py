@@ -52,7 +52,10 @@ class Voters:
         Args:
             head: the host that Slurm may say is gone; 0 if that does not count.
         """
-        return self.more_than_half(voices) and (not head or self.more_than_half(voices - {head}, gone=head))
+        if not self.more_than_half(voices):
+            return False
+        # Without another host nobody stands, so that Slurm's word elects nobody either.
+        return not head or not set(self.hosts) - {head} or self.more_than_half(voices - {head}, gone=head)
 
     def _counted(self, gone: Voice = 0) -> set[Voice]:
         counted = {voice for voice in self.hosts if voice != gone}

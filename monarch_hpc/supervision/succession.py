@@ -242,14 +242,18 @@ class Succession(Ballot):
         if self.part is Part.RULES and self.electorate is not None and order == self.electorate.order:
             self._acknowledged.add(voice)
 
-    def change(self, voters: Voters, *, complete: bool = True) -> Electorate | None:
+    def change(
+        self, voters: Voters, *, complete: bool = True, leaving: frozenset[Voice] = frozenset()
+    ) -> Electorate | None:
         """Take the next step towards *voters*; return the electorate to announce, None if there is none now.
 
         Args:
             complete: see `Electorate.follower`.
+            leaving: voices that are to be lost, and still acknowledge.
         """
         if self.part is not Part.RULES or self.electorate is None:
             return None
+        complete = complete and leaving & self.electorate.voices <= self._acknowledged
         following = self.electorate.follower(voters, frozenset(self._acknowledged), complete=complete)
         if following is not None:
             self.electorate, self._acknowledged = following, {self.own}

@@ -24,7 +24,7 @@ INNER = {
         {"bootstrap_command", "healing.revivals", "output", "plan", "view"},
     ),
     "attach": (
-        {"program_client", "submission", "tables"},
+        {"moving", "program_client", "submission", "tables"},
         {"head"},
         {"attach", "embedded", "heir_search", "owner_voice", "workers"},
         {"local_agents", "program_order", "slurm_relay"},

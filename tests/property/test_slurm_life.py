@@ -11,7 +11,7 @@ from monarch_hpc.allocation.files import Granted
 from monarch_hpc.slurm.commands.states import Phase, SlurmState
 from monarch_hpc.slurm.directory import Seen
 from monarch_hpc.slurm.job import CancelJob, CloseRecord, Keep, Lifecycle, decide, decide_gone
-from monarch_hpc.slurm.registry import AllocationRecord, Ended
+from monarch_hpc.slurm.record import AllocationRecord, Ended
 from tests.unit.slurm.makers import detail, ready, record, row
 
 STATES = st.sampled_from(list(SlurmState))

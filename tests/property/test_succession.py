@@ -294,19 +294,23 @@ class WithdrawsNothing(Succession):
 class ClosesAtOnce(Succession):
     """Takes its electorate for closed before the others know of that."""
 
-    def change(self, voters: Voters, *, complete: bool = True) -> Electorate | None:
+    def change(
+        self, voters: Voters, *, complete: bool = True, leaving: frozenset[int] = frozenset()
+    ) -> Electorate | None:
         """Acknowledge for all."""
         if self.electorate is not None and self.electorate.closed:
             self._acknowledged.update(self.electorate.voters.all, voters.all)
             if self.electorate.before is not None:
                 self._acknowledged |= self.electorate.before.all
-        return super().change(voters, complete=complete)
+        return super().change(voters, complete=complete, leaving=leaving)
 
 
 class ChangesAtOnce(Succession):
     """Changes the electorate without the consent of the one before."""
 
-    def change(self, voters: Voters, *, complete: bool = True) -> Electorate | None:
+    def change(
+        self, voters: Voters, *, complete: bool = True, leaving: frozenset[int] = frozenset()
+    ) -> Electorate | None:
         """Do not wait for acknowledgements."""
         if self.part is not Part.RULES or self.electorate is None or self.electorate.voters == voters:
             return None

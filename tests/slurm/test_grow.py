@@ -6,9 +6,20 @@ import json
 import os
 import re
 import signal
+from collections.abc import Sequence
+from functools import partial
 
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import HOLD, LOSES_ITS_SECOND_HOST, Alice, alice, until_printed, wait_until_left, write
+from tests.slurm.commands import (
+    HOLD,
+    LOSES_ITS_SECOND_HOST,
+    Alice,
+    alice,
+    declare_down,
+    until_printed,
+    wait_until_left,
+    write,
+)
 from tests.slurm.test_kill_alloc import KILLING_SBATCH, with_sbatch
 from tests.slurm.test_returns import agent_on
 
@@ -149,6 +160,121 @@ def lost_kinds(alice: Alice) -> list[str]:
     return [change["kind"] for change in document["changes"] if change["what"] == "lost"]
 
 
+OUTLIVING = """
+import sys
+import monarch_hpc
+import monarch_hpc.actor
+from monarch_hpc import Actor, ActorDied, endpoint
+
+monarch_hpc.actor.unhandled_fault_hook = lambda failure: None
+
+class Adder(Actor):
+    @endpoint
+    def add(self, one, two): return one + two
+    @endpoint
+    def sleep(self): __import__("time").sleep(600)
+
+hosts = monarch_hpc.hosts()
+num_first = int(sys.argv[1])
+adders = hosts.spawn_procs().spawn("adders", Adder)
+print("ready", *(entry.name for entry in hosts.entries), flush=True)
+for rank in range(num_first):
+    try:
+        adders.slice(hosts=rank).sleep.call_one().get()
+    except ActorDied as error:
+        print("died", rank, error.kind.value, error.cause, flush=True)
+rest = slice(num_first, len(hosts))
+print("left", *adders.slice(hosts=rest).add.call(5, 2).get(60).values(), flush=True)
+fresh = hosts.slice(hosts=rest).spawn_procs().spawn("fresh", Adder)
+print("fresh", *fresh.add.call(1, 2).get(60).values(), flush=True)
+"""
+"""Runs on while the hosts of the first job end, whose number it is given."""
+
+
+def first_job(alice: Alice) -> str:
+    (shown,) = alice.status("dev")
+    return str(shown["job_id"])
+
+
+def outlives(alice: Alice, first: list[str], rest: list[str], end: Sequence[str], kind: str) -> None:
+    """End the first job, with the head, by a command, while a program runs; check all that goes on after it."""
+    num_first = len(first)
+    running = alice.start("run", write(alice, "outliving.py", OUTLIVING), str(num_first))
+    until_printed(running, "ready " + " ".join(first + rest))
+    job = first_job(alice)
+    alice.lab.run([*end, job] if end[0] == "scancel" else [*end[:2], f"JobId={job}", *end[2:]], user="root", check=True)
+    out, err = running.communicate(timeout=2 * _PATIENCE_S)
+    assert running.returncode == 0, out + err
+    died = re.findall(r"^died (\d+) (\S+) .*$", out, re.M)
+    assert died == [(str(rank), kind) for rank in range(num_first)], out + err
+    assert f"left {' '.join('7' for _ in rest)}\n" in out and f"fresh {' '.join('3' for _ in rest)}\n" in out, out + err
+    done = alice.run("run", write(alice, "where.py", WHERE))
+    assert done.returncode == 0 and f"hosts {' '.join(rest)}\n" in done.stdout, done.stdout + done.stderr
+    wait_until(
+        "the end of the first job", lambda: alice.status("dev"), _PATIENCE_S, accept=lambda shown: shown[0]["parted"]
+    )
+    (shown,) = alice.status("dev")
+    assert str(shown["state"]).startswith(f"ready (job {job} has ended: "), shown["state"]
+    lost = shown["lost"]
+    assert isinstance(lost, dict) and list(lost) == first and all(f"job {job}" in why for why in lost.values()), lost
+    assert set(lost_kinds(alice)) == {kind}
+
+
+def test_the_allocation_outlives_its_first_job(alice: Alice) -> None:
+    assert alice.run("alloc", "dev", "-N", "2", "-w", "n1,n2", "-t", "30").returncode == 0
+    assert alice.run("alloc", "--grow", "dev", "-w", "n3", "-t", "20").returncode == 0
+    outlives(alice, ["n1", "n2"], ["n3"], ["scancel"], "cancelled")
+    # It grows again, and its next head ends in the same way.
+    assert alice.run("alloc", "--grow", "dev", "-w", "n4", "-t", "20").returncode == 0
+    (second, third) = (str(job["job_id"]) for job in jobs_of(alice))
+    alice.slurm("scancel", second)
+    wait_until("the next heir", lambda: heads(alice).get("n4"), _PATIENCE_S, accept="head".__eq__)
+    done = alice.run("run", write(alice, "where.py", WHERE))
+    assert done.returncode == 0 and "hosts n4\n" in done.stdout, done.stdout + done.stderr
+    done = alice.run("release", "dev")
+    assert done.returncode == 0 and third in done.stdout, done.stdout + done.stderr
+    assert alice.jobs() == {}
+    wait_until_left(alice)
+
+
+def test_the_time_limit_of_the_first_job_is_that_of_its_hosts(alice: Alice) -> None:
+    assert alice.run("alloc", "dev", "-N", "1", "-w", "n1", "-t", "30").returncode == 0
+    assert alice.run("alloc", "--grow", "dev", "-w", "n2,n3", "-N", "2", "-t", "20").returncode == 0
+    outlives(alice, ["n1"], ["n2", "n3"], ["scontrol", "update", "EndTime=now+3"], "time-limit")
+    given_back(alice)
+
+
+def test_a_first_job_whose_only_host_has_no_power_is_outlived(alice: Alice) -> None:
+    assert alice.run("alloc", "dev", "-N", "1", "-w", "n1", "-t", "30").returncode == 0
+    assert alice.run("alloc", "--grow", "dev", "-w", "n2", "-t", "20").returncode == 0
+    job = first_job(alice)
+    alice.lab.kill_host("n1")
+    declare_down(alice, "n1")
+    wait_until("the heir", lambda: heads(alice).get("n2"), _PATIENCE_S, accept="head".__eq__)
+    done = alice.run("run", write(alice, "where.py", WHERE))
+    assert done.returncode == 0 and "hosts n2\n" in done.stdout, done.stdout + done.stderr
+    (shown,) = alice.status("dev")
+    assert str(shown["state"]).startswith(f"ready (job {job} has ended: "), shown["state"]
+    given_back(alice)
+
+
+def test_an_allocation_of_four_jobs_loses_one_after_the_other(alice: Alice) -> None:
+    assert alice.run("alloc", "dev", "-N", "1", "-w", "n1", "-t", "30").returncode == 0
+    for host in ("n2", "n3", "n4"):
+        assert alice.run("alloc", "--grow", "dev", "-w", host, "-t", "20").returncode == 0
+    jobs = [first_job(alice), *(str(job["job_id"]) for job in jobs_of(alice))]
+    alice.slurm("scancel", jobs[2])  # not the head's
+    for number, heir in ((0, "n2"), (1, "n4")):
+        alice.slurm("scancel", jobs[number])
+        wait_until("the heir", partial(head_of, alice), _PATIENCE_S, accept=heir.__eq__)
+        done = alice.run("run", write(alice, "where.py", WHERE))
+        assert done.returncode == 0 and heir in done.stdout, done.stdout + done.stderr
+    alice.slurm("scancel", "--me")  # all at once: nobody stays
+    wait_until("the end of all jobs", alice.jobs, _PATIENCE_S, accept=lambda left: not left)
+    wait_until("the end of the allocation", lambda: alice.status(), _PATIENCE_S, accept=[].__eq__)
+    wait_until_left(alice)
+
+
 def test_hosts_of_both_jobs_elect_an_heir(alice: Alice) -> None:
     assert alice.run("alloc", "dev", "-N", "2", "-w", "n1,n2", "-t", "30").returncode == 0
     done = alice.run("alloc", "--grow", "dev", "-w", "n3", "-t", "20")
@@ -207,6 +333,10 @@ def test_no_host_is_requested_beyond_the_limit(alice: Alice) -> None:
     assert "refused" in out and "config key heal.per_hour" in out, out + err
     assert len(alice.jobs()) == 1
     given_back(alice)
+
+
+def head_of(alice: Alice) -> str:
+    return next((host for host, state in heads(alice).items() if state == "head"), "")
 
 
 def heads(alice: Alice) -> dict[str, str]:

@@ -47,6 +47,18 @@ class _Timer(Protocol):
     def cancel(self) -> object: ...
 
 
+class Resigns(Protocol):
+    """See `agent.head.hosts.resignation.Resignation`."""
+
+    def begin(self) -> None:
+        """Prepare the end of the hosts of the head's job."""
+        ...
+
+    def take(self, stop_s: float, why: Death | None, refused: Callable[[], None]) -> bool:
+        """End only these, and the head; False if the allocation ends with them."""
+        ...
+
+
 Later = Callable[[float, Callable[[], None]], _Timer]
 """Runs a callback after a delay in seconds."""
 
@@ -67,6 +79,7 @@ class HeadDeadline:
         later: runs a callback after a delay in seconds.
         end: ends the allocation's agents, whose procs have the given number of seconds, because of the given death.
         ask: asks Slurm why it ends the job.
+        resignation: of the head, where hosts of other jobs stay.
         notice_s: config key `slurm.notice_s`.
         now_s: the time of day, in seconds since the epoch.
     """
@@ -80,6 +93,7 @@ class HeadDeadline:
         end: Callable[[float, Death | None], None],
         ask: AskSlurm,
         notice_s: float,
+        resignation: Resigns,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
@@ -88,6 +102,7 @@ class HeadDeadline:
         self._peers = peers
         self._end = end
         self._ask = ask
+        self._resignation = resignation
         self._why: Death | None = None
         self._answered = False
         self._now_s = now_s
@@ -128,6 +143,7 @@ class HeadDeadline:
         """
         if self._ending_s is not None:
             return
+        self._resignation.begin()
         reserve_s = min(stop_s + _RESERVE_S, grace_s * _RESERVE_SHARE)
         stop_s = min(stop_s, reserve_s)
         self._ending_s = stop_s
@@ -145,11 +161,11 @@ class HeadDeadline:
         self._why, self._answered = death or self._why, True
         self._end_if_handled()
 
-    def on_agent(self, dismiss: Callable[[], None]) -> None:
-        """An agent got SIGTERM: *dismiss* it, unless the head gets one, too, and ends all agents together."""
+    def on_agent(self, dismiss: Callable[[], None], *, together: bool) -> None:
+        """An agent got SIGTERM: *dismiss* it, unless the head gets one, too, and ends all agents *together*."""
 
         def dismiss_alone() -> None:
-            if self._ending_s is None:
+            if self._ending_s is None or not together:
                 dismiss()
 
         self._later(_ALONE_S, dismiss_alone)
@@ -218,6 +234,10 @@ class HeadDeadline:
             self._finish(self._ending_s)
 
     def _finish(self, stop_s: float) -> None:
+        if not self._resignation.take(stop_s, self._why, lambda: self._end_all(stop_s)):
+            self._end_all(stop_s)
+
+    def _end_all(self, stop_s: float) -> None:
         if self._why is not None and self._state.shutting_down is None:
             for link in self._members():
                 link.send(AllocationEnds(self._why.kind.value, self._why.cause))

@@ -23,6 +23,7 @@ __all__ = [
     "HostFreed",
     "HostGone",
     "HostJoined",
+    "HostLeaves",
     "HostLifeChanged",
     "HostLossExplained",
     "HostMissed",
@@ -85,6 +86,13 @@ class HostLossExplained:
     name: str
     kind: DeathKind
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostLeaves:
+    """The Slurm job of a host ends: nothing is started there any more."""
+
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +275,7 @@ Event = (
     | HostLifeChanged
     | HostMissed
     | HostGone
+    | HostLeaves
     | HostLossExplained
     | HostReturnChanged
     | DeadlinePassed

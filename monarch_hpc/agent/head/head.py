@@ -13,6 +13,7 @@ from monarch_hpc.agent.head import events
 from monarch_hpc.agent.head.deadline import HeadDeadline, Later
 from monarch_hpc.agent.head.hosts.departures import Departures
 from monarch_hpc.agent.head.hosts.losses import AskSlurm, HostLosses, no_answer
+from monarch_hpc.agent.head.hosts.resignation import Resignation, ResignWork
 from monarch_hpc.agent.head.hosts.returns import HostReturns
 from monarch_hpc.agent.head.hosts.roster import HostRoster, HostSlot
 from monarch_hpc.agent.head.inheritance import Inheritance
@@ -75,6 +76,7 @@ class Head:
         open_observer, ask_slurm: see `telemetry.observer` and `agent.head.hosts.losses`.
         max_answer_bytes, notice_s: config keys `telemetry.max_answer_bytes` and `slurm.notice_s`.
         journal: called with each event after it has changed `state`.
+        resign: see `Resignation`.
         rank, term: rank of the head's host, and number of its term.
     """
 
@@ -91,6 +93,7 @@ class Head:
         notice_s: float,
         journal: Callable[[events.Event], None] = lambda _event: None,
         ask_slurm: AskSlurm = no_answer,
+        resign: ResignWork | None = None,
         *,
         rank: int = 0,
         term: int = 1,
@@ -112,7 +115,10 @@ class Head:
         )
         self.returns = HostReturns(self.state, self._peers, self._apply, clock, later)
         end = self._departures.shut_down
-        self.deadline = HeadDeadline(self.state, self._peers, clock, later, end, ask_slurm, notice_s)
+        self._resignation = resignation = Resignation(
+            self.state, self._peers, self._apply, self._send, losses, later, self.on_agent_lost, resign
+        )
+        self.deadline = HeadDeadline(self.state, self._peers, clock, later, end, ask_slurm, notice_s, resignation)
         self._closing = closing = RunClosing(
             self.state, self._peers, self._run_peers, self._apply, self._send, later, stop_s
         )
@@ -166,6 +172,7 @@ class Head:
                 self._departures.note(slot.entry.rank, message.left)
                 if self.state.shutting_down is None:
                     link.close("it was told to leave")
+                self._resignation.left(slot.entry.rank)
             case ProcReady() | ProcLife() | SpawnFailed() | ProcsStopped() | Output() | LogsSet():
                 self._to_controller(message)
             case ProcsKept():
@@ -176,7 +183,9 @@ class Head:
                 self._questions.take(link, message)
                 self._to_controller(message)
             case Terminated():
-                self.deadline.on_agent(partial(self._losses.dismiss, slot, link, self._stop_s))
+                self._resignation.note_end(slot)
+                dismiss = partial(self._losses.dismiss, slot, link, self._stop_s)
+                self.deadline.on_agent(dismiss, together=self._resignation.ends_with_head(slot))
             case _:
                 _log.warning("%s sent %s, which the head does not handle", slot.entry.name, type(message).__name__)
 
@@ -195,6 +204,7 @@ class Head:
         for name, run in runs.items():
             self._closing.report(name, run)
         self._departures.lose(rank, slot.entry.name)
+        self._resignation.left(rank)
         return rank
 
     # ---- controllers and tools ----

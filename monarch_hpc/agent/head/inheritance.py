@@ -62,6 +62,10 @@ class Inheritance:
         """The links to the agents, by rank of their hosts."""
         return self._peers.of(slot.peer for slot in self._state.roster.all() if slot.peer is not None)
 
+    def voters(self) -> list[Link]:
+        """The links to those agents that may elect the next head: not to those whose Slurm job ends before others."""
+        return self._peers.of(slot.peer for slot in self._state.roster.staying() if slot.peer is not None)
+
     def owner(self) -> Link | None:
         """The link to the owner of the oldest open run, if it has a voice in elections."""
         slots = self._state.roster.all()
@@ -143,9 +147,9 @@ class Inheritance:
         used = {host for _, *hosts in opened.meshes for host in hosts}
         self._report_lost(peer, opened.run, used - self._state.roster.linked() - self._awaited)
 
-    def settle_hosts(self, rank: int | None = None) -> None:
-        """Give up the hosts that have not joined, or only that of one *rank*."""
-        settled = set(self._awaited) if rank is None else self._awaited & {rank}
+    def settle_hosts(self, ranks: Sequence[int] | None = None) -> None:
+        """Give up the hosts that have not joined, or only those of some *ranks*."""
+        settled = set(self._awaited) if ranks is None else self._awaited.intersection(ranks)
         self._awaited -= settled
         lost = settled - self._state.roster.linked()
         for slot in [slot for slot in self._state.roster.all() if slot.entry.rank in lost]:
@@ -154,7 +158,7 @@ class Inheritance:
             _log.warning("lost %s with the head of the term before", slot.entry.name)
             self._explain(slot, cause, Liveness.DEAD, self._state.runs)
         self.resume()
-        if rank is None:
+        if ranks is None:
             deferred, self._deferred = self._deferred or [], None
             for _, perform in deferred:
                 perform()

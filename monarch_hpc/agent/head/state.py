@@ -16,6 +16,7 @@ from monarch_hpc.agent.head.events import (
     HostFreed,
     HostGone,
     HostJoined,
+    HostLeaves,
     HostLifeChanged,
     HostLossExplained,
     HostMissed,
@@ -177,6 +178,8 @@ def apply(state: HeadState, event: Event) -> None:
                 state.shutting_down.discard(event.rank)
         case HostLossExplained():
             state.roster.explain(event.rank, event.kind, event.cause)
+        case HostLeaves():
+            state.roster.leaving.add(event.rank)
         case HostMissed():
             state.roster.miss(event.entry, event.cause)
         case HostReturnChanged():

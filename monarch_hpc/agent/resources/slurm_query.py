@@ -98,7 +98,10 @@ class SlurmQuery:
         )
 
     def ask_gone(self, host: str, answered: Callable[[bool], None]) -> None:
-        """Call *answered* once, on the driver: with whether it is known that the job runs on without *host*."""
+        """Call *answered* once, on the driver: with whether it is known that the job runs on without *host*.
+
+        Also if *host* was in another job of the allocation, and that has ended.
+        """
         if self._job_id is None:
             answered(False)
             return
@@ -150,9 +153,12 @@ class SlurmQuery:
 
     def _read_gone(self, job_id: int, host: str) -> bool:
         from monarch_hpc.slurm.commands.client import SlurmClient
+        from monarch_hpc.slurm.commands.states import Phase
         from monarch_hpc.slurm.ghost import runs_without
 
         job = SlurmClient(self._environ, self._gone_s).find_job(job_id)
+        if job is not None and job_id != self._job_id and job.state.phase is Phase.ENDED:
+            return True  # its processes have ended, those of this agent's job go on
         return job is not None and runs_without(job, host)
 
     def _read_standing(self, job_id: int, host: str, addresses: Sequence[str]) -> HostStanding:

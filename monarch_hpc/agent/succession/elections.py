@@ -11,6 +11,7 @@ from monarch_hpc.agent.head.link import ChannelLink, Link
 from monarch_hpc.agent.succession.slurm_word import SlurmWord
 from monarch_hpc.allocation.heads import HeadPlace
 from monarch_hpc.config.schema import LivenessConfig
+from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
@@ -42,6 +43,11 @@ _ASKING = 8
 _CHANGE_S = 1.0
 """Interval at which a head brings its electorate up to date."""
 
+_HAND_OVER_S = 2.0
+"""Time that agents have to acknowledge the last electorate of a head that ends; they take milliseconds."""
+
+_HAND_OVER_LOOK_S = 0.01
+
 _log = Logger(__name__)
 
 
@@ -54,6 +60,10 @@ class Electors(Protocol):
 
     def owner(self) -> Link | None:
         """The owner of the oldest open run, if it has a voice."""
+        ...
+
+    def voters(self) -> Sequence[Link]:
+        """Those of the agents that do not leave."""
         ...
 
     @property
@@ -105,6 +115,8 @@ class Elections:
         self._over = False
         self.last_head = -1
         """Rank of the host whose head this one follows; -1 for the first one."""
+        self.has_resigned = False
+        """Whether the last head that was lost has resigned, with all hosts of its Slurm job."""
 
     def close(self) -> None:
         """Take no part any more: this agent ends."""
@@ -133,8 +145,12 @@ class Elections:
                 self._tell_place(channel)
         return True
 
-    def seek(self, why: str, heard_s: float) -> bool:
-        """Seek an heir of the head, whose last message came at *heard_s*; False if none can be elected."""
+    def seek(self, why: str, heard_s: float, *, resigned: bool = False) -> bool:
+        """Seek an heir of the head, whose last message came at *heard_s*; False if none can be elected.
+
+        Args:
+            resigned: whether it has said so: then it rules no more, as if Slurm had said that its host is gone.
+        """
         electorate = self._part.electorate
         if electorate is None:
             return False
@@ -143,6 +159,7 @@ class Elections:
         now_s, noticed_s = self._engine.clock(), heard_s + self._liveness.dead_s
         if self._part.lose_at(*self._part.followed, now_s, noticed_s):
             _log.warning("lost the head, an heir is elected: %s", why)
+            self._part.head_gone = self.has_resigned = resigned
             self._engine.call_later(_TICK_S, self._tick)  # others notice a moment later
         return True
 
@@ -304,8 +321,8 @@ class Elections:
         """As the head, keep the electorate up to date with the linked agents, and stop in a minority."""
         if self._over or self._part.part is not Part.RULES:
             return
-        voters, now_s = self._voters(electors), self._engine.clock()
-        self._part.hear(voters.all, now_s)
+        now_s = self._engine.clock()
+        self._part.hear(self._heard(electors), now_s)
         if self._part.due(now_s) is Duty.FENCE:
             limit = f"{self._liveness.fence_s:g} s (config key 'liveness.fence_s')"
             self._end.fence(f"less than half of the voices that elect a head have answered for {limit}")
@@ -335,7 +352,9 @@ class Elections:
         if self._electors is None or self._over:
             return
         last = self._part.electorate
-        electorate = self._part.change(self._voters(self._electors), complete=self._electors.complete)
+        voters = self._voters(self._electors)
+        leaving = self._heard(self._electors) - voters.all
+        electorate = self._part.change(voters, complete=self._electors.complete, leaving=leaving)
         if electorate is None or last is None:
             return
         self._announce(self._electors)
@@ -344,8 +363,23 @@ class Elections:
         elif last.before is not None and last.before.hosts != electorate.voters.hosts:  # runs come and go more often
             _log.info("%d hosts elect the next head", len(electorate.voters.hosts))
 
+    def hand_over(self, done: Callable[[bool], None], late: Deadline | None = None) -> None:
+        """As a head that ends, bring the electorate up to date; call *done* once, with whether it can elect an heir."""
+        late = late or Deadline(_HAND_OVER_S, self._engine.clock)
+        self._change()
+        electorate, electors = self._part.electorate, self._electors
+        if self._over or electors is None or electorate is None or electorate.closed:
+            done(False)
+        elif late.passed() or (electorate.before is None and electorate.voters == self._voters(electors)):
+            done(True)
+        else:
+            self._engine.call_later(_HAND_OVER_LOOK_S, partial(self.hand_over, done, late))
+
+    def _heard(self, electors: Electors) -> frozenset[Voice]:
+        return frozenset(map(self._voice, (*electors.agents(), electors.owner()))) - {0}
+
     def _voters(self, electors: Electors) -> Voters:
-        hosts = tuple(voice for link in electors.agents() if (voice := self._voice(link)))
+        hosts = tuple(voice for link in electors.voters() if (voice := self._voice(link)))
         return Voters(hosts, self._voice(electors.owner()) if self._slurm.counts else 0)
 
     def _voice(self, link: Link | None) -> Voice:

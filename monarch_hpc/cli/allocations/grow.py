@@ -24,7 +24,7 @@ from monarch_hpc.slurm import (
     render_script,
 )
 
-__all__ = ["show_growth"]
+__all__ = ["describe_growth", "show_growth"]
 
 
 def show_growth(
@@ -67,7 +67,7 @@ def show_growth(
     output.progress(f"script    {job.directory}/job.sh    job {job.job_id}  name {job.job_name}")
     if bg:
         text = f"{name}  job {job.job_id}  submitted    follow it: monarch-hpc status {name}"
-        output.show(_document(home, job, None), text, [home.name])
+        output.show(describe_growth(home, job, None), text, [home.name])
         return 0
     told: list[str] = []
 
@@ -86,7 +86,7 @@ def show_growth(
         text = (
             f"{home.name}  job {job.job_id}  adds {compress(life.granted.hosts)}  until {life.end or 'an unknown time'}"
         )
-        output.show(_document(home, job, life), text, [home.name])
+        output.show(describe_growth(home, job, life), text, [home.name])
         return 0
     output.progress(f"interrupted: cancelling job {job.job_id}")
     released = allocations.release(job)
@@ -94,7 +94,8 @@ def show_growth(
     return 128 + (stopped() or 0)
 
 
-def _document(home: AllocationRecord, job: AllocationRecord, life: Lifecycle | None) -> dict[str, object]:
+def describe_growth(home: AllocationRecord, job: AllocationRecord, life: Lifecycle | None) -> dict[str, object]:
+    """Return what `--json` prints of a job that joins an allocation."""
     ready = life.ready if life is not None else None
     return {
         "allocation": {"name": home.name, "id": home.allocation, "job_id": home.job_id},

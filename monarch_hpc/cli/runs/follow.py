@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 from monarch_hpc.agent.output.log_files import OLD
-from monarch_hpc.allocation.files import ended_path
+from monarch_hpc.allocation.attempts import newest_attempt
+from monarch_hpc.allocation.files import is_over
 from monarch_hpc.allocation.output_log import OutputReader
 from monarch_hpc.allocation.programs import read_exit, read_program
 from monarch_hpc.cli.output import Console
@@ -114,7 +115,7 @@ class Follower:
                 return self._stop(info.si_signo)
 
     def _ended(self) -> bool:
-        return read_exit(self._directory, self._run) is not None or ended_path(self._directory).exists()
+        return read_exit(self._directory, self._run) is not None or is_over(newest_attempt(self._directory)[1])
 
     def _show(self, *, final: bool) -> bool:
         """Print new lines; return whether there were any."""

@@ -255,7 +255,9 @@ class LocalDoor(ProgramDoor):
             block(self.runtime, self.stop_hosts(HostChoice(choice.allocation, choice.ranks), "its host was shut down"))
             tenancy.dismiss(choice.ranks)
 
-    def grow_hosts(self, allocation: str, num_hosts: int, options: Sequence[str], timeout_s: float | None) -> list[int]:
+    def grow_hosts(
+        self, allocation: str, num_hosts: int | str, options: Sequence[str], timeout_s: float | None
+    ) -> list[int]:
         """Take further hosts for an allocation; return their ranks once they have joined."""
         from monarch_hpc.mesh.program.allocations.growing import grow_allocation  # few programs need the Slurm modules
 

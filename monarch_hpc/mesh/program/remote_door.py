@@ -107,7 +107,9 @@ class RemoteDoor(ProgramDoor):
         """Raise `RuntimeError`: the hosts belong to the program."""
         _refuse("shut down")
 
-    def grow_hosts(self, allocation: str, num_hosts: int, options: Sequence[str], timeout_s: float | None) -> list[int]:
+    def grow_hosts(
+        self, allocation: str, num_hosts: int | str, options: Sequence[str], timeout_s: float | None
+    ) -> list[int]:
         """Raise `RuntimeError`: the hosts belong to the program."""
         _refuse("add")
 

@@ -22,7 +22,8 @@ from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.storage.files import private_dir, write_once, write_private
 from monarch_hpc.core.text.hostlist import compress
 from monarch_hpc.slurm.directory import Seen, look
-from monarch_hpc.slurm.registry import AllocationRecord, Registry
+from monarch_hpc.slurm.record import AllocationRecord
+from monarch_hpc.slurm.registry import Registry
 from monarch_hpc.slurm.script import JoinedAllocation, Request
 from monarch_hpc.supervision.replacement import Replacement
 

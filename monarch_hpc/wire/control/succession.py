@@ -8,7 +8,7 @@ from __future__ import annotations
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 
-__all__ = ["Acknowledge", "Announce", "AskVoice", "GiveVoice", "Rules"]
+__all__ = ["Acknowledge", "Announce", "AskVoice", "GiveVoice", "Resign", "Rules"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +74,10 @@ class Rules(Message):
     rank: int
     addresses: list[str]
     withdrawn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resign(Message):
+    """Head to agents: it ends, because of *why*, and gives no more orders; those of the electorate elect its heir."""
+
+    why: str

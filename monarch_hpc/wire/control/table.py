@@ -87,7 +87,7 @@ from monarch_hpc.wire.control.scribe import (
     Ship,
     Shipped,
 )
-from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
+from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Resign, Rules
 
 __all__ = ["MESSAGES", "decode"]
 
@@ -171,6 +171,7 @@ MESSAGES: dict[str, type[Message]] = {
         AskVoice,
         GiveVoice,
         Rules,
+        Resign,
         AskHelper,
         AskEngine,
         MergeParts,

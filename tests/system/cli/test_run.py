@@ -19,8 +19,8 @@ from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.core.storage.files import read_json, write_json
-from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import AllocationRecord, Registry
+from monarch_hpc.slurm.record import AllocationRecord, current_owner
+from monarch_hpc.slurm.registry import Registry
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab.processes import read_command
 from tests.system.support.agent_client import alive, cookie_holders

@@ -23,8 +23,8 @@ from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.storage.files import read_json
 from monarch_hpc.mesh.program.controller import Controller
-from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import AllocationRecord, Registry
+from monarch_hpc.slurm.record import AllocationRecord, current_owner
+from monarch_hpc.slurm.registry import Registry
 from monarch_hpc.testing import wait_until
 
 _PATIENCE_S = 60.0

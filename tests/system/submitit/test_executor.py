@@ -22,8 +22,8 @@ from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import AllocationRecord, Registry
+from monarch_hpc.slurm.record import AllocationRecord, current_owner
+from monarch_hpc.slurm.registry import Registry
 from monarch_hpc.submitit.executor import MonarchHpcExecutor
 from monarch_hpc.submitit.job import MonarchHpcJob
 from monarch_hpc.submitit.link import leave_services

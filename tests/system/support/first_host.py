@@ -13,8 +13,8 @@ from pathlib import Path
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
-from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import AllocationRecord, Registry
+from monarch_hpc.slurm.record import AllocationRecord, current_owner
+from monarch_hpc.slurm.registry import Registry
 from tests.command_server import CommandServer, open_here
 
 __all__ = [

@@ -10,8 +10,8 @@ from monarch_hpc.cli.allocations import completion
 from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import cli, main
 from monarch_hpc.slurm.nodes.exclusions import Exclusions
-from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry
+from monarch_hpc.slurm.record import AllocationRecord, Ended, current_owner
+from monarch_hpc.slurm.registry import Registry
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.cli.main import main
-from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry
+from monarch_hpc.slurm.record import AllocationRecord, Ended, current_owner
+from monarch_hpc.slurm.registry import Registry
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from monarch_hpc.cli.main import main
 from monarch_hpc.core.storage.files import write_json, write_private
-from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import AllocationRecord, Registry
+from monarch_hpc.slurm.record import AllocationRecord, current_owner
+from monarch_hpc.slurm.registry import Registry
 
 ID = "0123456789abcdef0123456789abcdef"
 

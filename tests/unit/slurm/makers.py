@@ -9,8 +9,7 @@ from pathlib import Path
 from monarch_hpc.allocation.ready import Ready, make_ready
 from monarch_hpc.slurm.commands.jobs import JobDetail, QueueRow
 from monarch_hpc.slurm.commands.states import SlurmState
-from monarch_hpc.slurm.owner import OwnerProcess
-from monarch_hpc.slurm.registry import AllocationRecord
+from monarch_hpc.slurm.record import AllocationRecord, OwnerProcess
 from monarch_hpc.wire.control.allocation import HostEntry
 
 ALICE = OwnerProcess("login", "boot", 100, 5000)

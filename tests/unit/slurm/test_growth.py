@@ -15,8 +15,8 @@ from monarch_hpc.core.storage.files import private_dir, write_json
 from monarch_hpc.slurm.census import take_census
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.nodes.growth import claim_ranks, look_joined, plan_growth
-from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry
+from monarch_hpc.slurm.record import AllocationRecord, Ended, current_owner
+from monarch_hpc.slurm.registry import Registry
 from monarch_hpc.slurm.script import render_script
 from tests.unit.slurm.makers import ready, record
 

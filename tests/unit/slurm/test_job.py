@@ -17,11 +17,12 @@ from monarch_hpc.slurm.job import (
     Decision,
     Keep,
     Lifecycle,
+    PartRecord,
     Stage,
     decide,
     decide_gone,
 )
-from monarch_hpc.slurm.registry import AllocationRecord, Ended
+from monarch_hpc.slurm.record import AllocationRecord, Ended
 from tests.unit.slurm.makers import detail, ready, record, row
 
 GONE = "the command that requested it is gone"
@@ -123,6 +124,21 @@ def test_a_job_that_scontrol_knows_as_alive_is_kept() -> None:
     assert decide_gone(SUBMITTED, detail(SlurmState.PENDING), None, 2000.0) == Keep()
     assert decide_gone(WANTED, detail(SlurmState.PENDING), None, 2000.0) == CancelJob(7, REQUESTED)
     assert decide_gone(WANTED, detail(SlurmState.COMPLETING), None, 2000.0) == Keep()
+
+
+def test_an_allocation_goes_on_with_the_jobs_that_have_joined_it() -> None:
+    assert decide(SUBMITTED, None, None, 2000.0, goes_on=True) == AskSlurm(7)
+    parted = decide_gone(SUBMITTED, detail(SlurmState.TIMEOUT), None, 2000.0, goes_on=True)
+    assert isinstance(parted, PartRecord) and parted.ended.state == "TIMEOUT"
+    rest = replace(SUBMITTED, parted=parted.ended)
+    assert decide(rest, None, None, 3000.0, goes_on=True) == Keep()
+    # Later the others end, too: it ended as its first job did, as far as is known.
+    assert decide(rest, None, None, 4000.0) == AskSlurm(7)
+    assert decide_gone(rest, None, None, 4000.0) == CloseRecord(parted.ended)
+    assert decide_gone(rest, None, None, 4000.0, "idle") == CloseRecord(
+        Ended("RELEASED", "idle", "released.json", 4000.0)
+    )
+    assert isinstance(decide_gone(WANTED, detail(SlurmState.TIMEOUT), None, 2000.0, goes_on=True), CloseRecord)
 
 
 # ---- stages up to ready

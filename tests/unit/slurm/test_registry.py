@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.slurm.owner import OwnerProcess, current_owner, owner_lives
-from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry, Snapshot
+from monarch_hpc.slurm.record import AllocationRecord, Ended, OwnerProcess, current_owner, owner_lives
+from monarch_hpc.slurm.registry import Registry, Snapshot
 from tests.unit.slurm.makers import ALICE, record, row
 
 ENDED = Ended("TIMEOUT", "the time limit was reached", "scontrol", 2000.0)

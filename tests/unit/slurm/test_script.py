@@ -285,3 +285,30 @@ def test_an_srun_that_does_not_notice_the_end_of_its_tasks_is_not_waited_for(tmp
         with contextlib.suppress(ProcessLookupError):
             os.killpg(batch.pid, signal.SIGKILL)
     assert json.loads((directory / "attempts/1/ended.json").read_text())["exit_status"] == 0
+
+
+@pytest.mark.parametrize(
+    ("grown", "left", "name"), [(True, False, "parted"), (True, True, "ended"), (False, False, "ended")]
+)
+def test_the_end_of_the_first_job_is_not_that_of_a_grown_allocation(
+    tmp_path: Path, name: str, *, grown: bool, left: bool
+) -> None:
+    directory, commands = tmp_path / "allocation", tmp_path / "bin"
+    for folder in (directory / "attempts", commands):
+        folder.mkdir(parents=True)
+    (directory / "key").touch()
+    folder = directory / "attempts/1"
+    srun = f"#!/bin/bash\n{f'mkdir {folder}/jobs' if grown else ''}\n{f'touch {folder}/left.json' if left else ''}\n"
+    (commands / "srun").write_text(srun)
+    (commands / "srun").chmod(0o755)
+    script = render_script(config(tmp_path), request(directory=directory))
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_NNODES": "1"}
+    env = {"PATH": f"{commands}:{os.environ['PATH']}", **job}
+    done = subprocess.run(["bash", "-c", script], env=env, start_new_session=True, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder / f"{name}.json").exists() and not (
+        folder / f"{'ended' if name == 'parted' else 'parted'}.json"
+    ).exists()
+    again = subprocess.run(["bash", "-c", script], env=env, start_new_session=True, check=False, capture_output=True)
+    assert again.returncode == 0 and (b"goes on without this job" in again.stderr) is (name == "parted")
+    assert (directory / "attempts/2").exists() is (name == "ended")

@@ -16,7 +16,8 @@ from monarch_hpc.core.storage.files import write_json
 from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.directory import look
 from monarch_hpc.slurm.job import Lifecycle, Stage
-from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot
+from monarch_hpc.slurm.record import AllocationRecord
+from monarch_hpc.slurm.registry import Registry, Snapshot
 from monarch_hpc.slurm.startup import PollInterval, Startup
 from tests.unit.slurm.makers import ready, record
 

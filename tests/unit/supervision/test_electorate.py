@@ -102,3 +102,12 @@ def test_an_electorate_is_not_closed_while_the_missing_voices_may_elect() -> Non
 def test_the_next_head_begins_with_the_electorate_that_elected_it() -> None:
     joint = Electorate(2, 2, 2, Voters((2, 3)), before=Voters((1, 2, 3)))
     assert joint.under(3, 3) == Electorate(3, 1, 3, Voters((2, 3)), before=Voters((1, 2, 3)))
+
+
+def test_the_electorate_of_one_host_elects_nobody_and_grows() -> None:
+    first = Electorate(1, 1, 1, Voters((1,), OWNER), heeds_slurm=True)
+    more = Voters((1, 2))
+    joint = first.follower(more, {1})
+    assert joint == Electorate(1, 2, 1, more, before=first.voters, heeds_slurm=True)
+    assert joint.follower(more, {1}, complete=False) is None
+    assert joint.follower(more, {1, 2}) == Electorate(1, 3, 1, more, heeds_slurm=True)

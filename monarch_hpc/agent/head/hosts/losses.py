@@ -89,10 +89,14 @@ class HostLosses:
             if death is None:
                 agent.send(ShutDown(grace_s))
             else:
-                self._dismissed[slot.entry.rank] = death
+                self.expect(slot.entry.rank, death)
                 agent.send(ShutDown(grace_s, death.kind.value, death.cause))
 
         self._ask(slot.entry.name, answered)
+
+    def expect(self, rank: int, death: Death) -> None:
+        """Note why a host is about to be lost."""
+        self._dismissed[rank] = death
 
     def explain(self, slot: HostSlot, cause: str, life: Liveness, runs: Mapping[str, RunState]) -> None:
         """Find out why the agent of *slot* is lost, and tell the members of *runs*.

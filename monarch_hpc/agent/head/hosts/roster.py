@@ -40,11 +40,13 @@ class HostRoster:
 
     Attributes:
         waiting: ranks of hosts that were asked for, and whose job has not begun: a later one has.
+        leaving: ranks of hosts whose Slurm job ends: procs there are about to end.
     """
 
     num_hosts: int
     freed: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
+    leaving: set[int] = field(default_factory=set)
     _slots: dict[int, HostSlot] = field(default_factory=dict)
 
     def refusal(self, entry: HostEntry, num_hosts: int = 0) -> str:
@@ -74,6 +76,7 @@ class HostRoster:
     def add(self, peer: int, entry: HostEntry, problem: str) -> None:
         """Add an agent, in place of a lost one. A host that the user has taken out of use stays so."""
         before = self._slots.get(entry.rank)
+        self.leaving.discard(entry.rank)
         self._slots[entry.rank] = HostSlot(entry, problem, peer, drained=before.drained if before is not None else "")
 
     def miss(self, entry: HostEntry, cause: str) -> None:
@@ -105,6 +108,10 @@ class HostRoster:
     def drain(self, rank: int, reason: str) -> None:
         """Take a host out of use, or back into use if *reason* is empty."""
         self._slots[rank].drained = reason
+
+    def staying(self) -> list[HostSlot]:
+        """The slots of the connected agents whose Slurm job does not end, by rank."""
+        return [slot for slot in self.all() if slot.peer is not None and slot.entry.rank not in self.leaving]
 
     def set_life(self, rank: int, life: Liveness) -> None:
         """Record the liveness of a host's agent."""
@@ -138,7 +145,8 @@ class HostRoster:
     def usable(self, rank: int) -> bool:
         """Tell whether procs can be started on a host."""
         slot = self._slots.get(rank)
-        return slot is not None and slot.peer is not None and not slot.problem and not slot.drained
+        there = slot is not None and slot.peer is not None and rank not in self.leaving
+        return there and slot is not None and not slot.problem and not slot.drained
 
     def hosts(self) -> list[HostEntry]:
         """The usable hosts, by rank."""
@@ -165,6 +173,8 @@ class HostRoster:
             return "the host was given back" if rank in self.freed else "its agent did not report"
         if slot.peer is not None and slot.drained:
             return f"the host is drained: {slot.drained}; 'monarch-hpc node undrain {slot.entry.name}' uses it again"
+        if slot.peer is not None and rank in self.leaving:
+            return f"job {slot.entry.job_id} ends, and {slot.entry.name} with it"
         return slot.problem or f"the host is lost: {slot.cause}"
 
     def name(self, rank: int) -> str:

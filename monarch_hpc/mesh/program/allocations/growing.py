@@ -7,12 +7,13 @@ import time
 from collections.abc import Sequence
 
 from monarch_hpc.allocation.settings import read_config
+from monarch_hpc.config import Config
 from monarch_hpc.config.load import load
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
-from monarch_hpc.slurm import Allocations, Stage, earlier_replacements, note_outcome, plan_growth
+from monarch_hpc.slurm import AllocationRecord, Allocations, Stage, earlier_replacements, note_outcome, plan_growth
 from monarch_hpc.supervision.replacement import ReplacementLimit
 
 __all__ = ["grow_allocation", "replace_hosts"]
@@ -35,9 +36,9 @@ def replace_hosts(tenancy: Tenancy, num_hosts: int, timeout_s: float) -> list[in
 
 
 def grow_allocation(
-    tenancy: Tenancy, num_hosts: int, options: Sequence[str], timeout_s: float | None, *, replaces: bool = False
+    tenancy: Tenancy, num_hosts: int | str, options: Sequence[str], timeout_s: float | None, *, replaces: bool = False
 ) -> list[int]:
-    """Take *num_hosts* hosts, and return their ranks once their agents have joined.
+    """Take *num_hosts* hosts, or those of an allocation, and return their ranks once their agents have joined.
 
     If that fails, or takes longer than *timeout_s* (None: no limit), their job is given back.
 
@@ -57,12 +58,36 @@ def grow_allocation(
         earlier = earlier_replacements(known.registry, home)
         if refusal := limit.refusal(earlier, time.time(), "" if silence is None else str(silence)):
             raise AllocationError(tenancy.name, f"no hosts are requested from Slurm: {refusal}")
+    if isinstance(num_hosts, str):
+        return _await_hosts(known, home, tenancy, _move(config, known, home, num_hosts, options), timeout_s, moved=True)
     config, request = plan_growth(config, home, num_hosts, options=tuple(options), replaces=replaces)
     allocations = Allocations(config, known.registry, known.slurm)
     request, plan = allocations.plan(request)
     for note in plan.notes:
         _log.warning("%s", note)
-    job = allocations.submit(request)
+    return _await_hosts(allocations, home, tenancy, allocations.submit(request), timeout_s)
+
+
+def _move(
+    config: Config, allocations: Allocations, home: AllocationRecord, name: str, options: Sequence[str]
+) -> AllocationRecord:
+    from monarch_hpc.attach.moving import move_hosts  # few programs need it
+
+    if options:
+        raise ValueError(f"slurm_args are for a new job: the hosts of {name!r} have one")
+    return move_hosts(config, allocations, home, allocations.find(name))[0]
+
+
+def _await_hosts(
+    allocations: Allocations,
+    home: AllocationRecord,
+    tenancy: Tenancy,
+    job: AllocationRecord,
+    timeout_s: float | None,
+    *,
+    moved: bool = False,
+) -> list[int]:
+    """Return the ranks of the hosts of a job that joins, which is given back if they do not come, unless it *moved*."""
     late = False
     try:
         deadline = Deadline(math.inf if timeout_s is None else timeout_s)
@@ -81,6 +106,7 @@ def grow_allocation(
     except BaseException as error:
         if isinstance(error, Exception) and not late:
             note_outcome(job, str(error).partition("\n")[0])
-        allocations.give_back(job, error)
+        if not moved:  # its hosts were here before, and join a moment later
+            allocations.give_back(job, error)
         raise
     return ranks

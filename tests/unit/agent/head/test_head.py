@@ -7,6 +7,7 @@ import pytest
 from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.hosts.losses import AskSlurm, no_answer
+from monarch_hpc.agent.head.hosts.resignation import ResignWork
 from monarch_hpc.agent.head.runs.runs import OpenObserver
 from monarch_hpc.supervision import Liveness
 from monarch_hpc.testing import ManualClock
@@ -62,24 +63,20 @@ class Party:
 class World:
     """A head with its agents, its clock, and the files that the head would write."""
 
-    def __init__(self, num_hosts: int, ask_slurm: AskSlurm = no_answer) -> None:
+    def __init__(self, num_hosts: int, ask_slurm: AskSlurm = no_answer, resign: ResignWork | None = None) -> None:
         self.clock = ManualClock()
         self.written: list[tuple[list[int], dict[int, str]]] = []
         self.ended = 0
         self.observer: OpenObserver = lambda _recording: None
         self.events: list[Event] = []
         self.head = Head(
-            num_hosts,
-            self.clock,
-            self.clock.call_later,
-            5.0,
-            self._changed,
-            self._ended,
+            *(num_hosts, self.clock, self.clock.call_later, 5.0, self._changed, self._ended),
             lambda told: self.observer(told),
             MAX_ANSWER_BYTES,
             360.0,
             self.events.append,
             ask_slurm,
+            resign,
         )
         self.agents = [Party() for _ in range(num_hosts)]
 

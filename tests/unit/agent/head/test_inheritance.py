@@ -99,9 +99,9 @@ def test_hosts_that_do_not_come_back_are_lost(world: World) -> None:
 def test_the_last_heads_host_is_lost_first(world: World) -> None:
     client = world.reopen([9, 0, 1])
     client.take()
-    world.head.inheritance.settle_hosts(2)
+    world.head.inheritance.settle_hosts([2])
     assert client.take() == []
-    world.head.inheritance.settle_hosts(0)
+    world.head.inheritance.settle_hosts([0])
     late = world.reopen([3, 0, 1], run="late")
     assert [[each.host for each in party.take() if isinstance(each, HostEnded)] for party in (client, late)] == [
         [0],
@@ -225,5 +225,5 @@ def test_an_owner_that_closes_the_channel_of_its_voice_may_come_back() -> None:
 def test_it_is_complete_once_each_host_has_joined_or_is_lost() -> None:
     world = World()
     assert not world.head.inheritance.complete  # the host of the head before may still come
-    world.head.inheritance.settle_hosts(0)
+    world.head.inheritance.settle_hosts([0])
     assert world.head.inheritance.complete

@@ -133,6 +133,10 @@ class Agent:
         """The links to the agents that follow this one, its own among them."""
         return [self._links[rank] for rank in sorted(self._links)]
 
+    def voters(self) -> list[Link]:
+        """All of them."""
+        return self.agents()
+
     def owner(self) -> Link | None:
         """The owner of the run, once it has come."""
         return self._owner

@@ -11,16 +11,18 @@ from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.agent.succession.slurm_word import SlurmWord
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.control.allocation import HostEntry
 
 JOB = "JobId=7 JobName=mh JobState={} Reason=None NodeList={}"
 
 
-def hears(path: Path, job_id: int | None = 7) -> bool:
+def hears(path: Path, job_id: int | None = 7, hosts: list[HostEntry] | None = None) -> bool:
     """Ask for n1 twice; return whether it is gone, once all is answered."""
     engine = Engine()
     engine.start()
     said: list[str] = []
     word = SlurmWord(engine, SlurmQuery(engine, job_id, {"PATH": f"{path}:/usr/bin:/bin"}, gone_s=60.0))
+    word.note_hosts(hosts or [])
     asked = threading.Event()
 
     def ask() -> None:
@@ -66,3 +68,12 @@ def test_what_cannot_be_asked_says_nothing(tmp_path: Path) -> None:
     assert not hears(tmp_path)
     put(tmp_path, f"echo '{JOB.format('RUNNING', 'n2')}'")
     assert not hears(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("state", "own", "gone"), [("NODE_FAIL", 8, True), ("NODE_FAIL", 7, False), ("RUNNING", 8, False)]
+)
+def test_a_host_of_another_job_is_gone_with_that_job(tmp_path: Path, state: str, own: int, *, gone: bool) -> None:
+    put(tmp_path, f"echo '{JOB.format(state, 'n1')}'")
+    host = HostEntry(0, "n1", [], 1, "", "", [], [], 0, {}, job_id=7)
+    assert hears(tmp_path, own, [host]) is gone
