@@ -6,29 +6,20 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from monarch_hpc.agent.agent import Agent
 from monarch_hpc.agent.agent_args import AgentArgs
+from monarch_hpc.agent.assembly import ToHead, assemble
 from monarch_hpc.agent.casts.channels import CastChannels
 from monarch_hpc.agent.children.leftovers import find_leftovers, kill_leftovers
-from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.head.changes import HeadChanges
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.link import ChannelLink, Link, LocalLink
 from monarch_hpc.agent.head_office import FLUSH_S, HeadOffice, own_run
-from monarch_hpc.agent.output.log_files import LogFiles
-from monarch_hpc.agent.output.own_log import OwnLog
-from monarch_hpc.agent.output.proc_output import Outlet
 from monarch_hpc.agent.proc_addresses import ProcAddresses
-from monarch_hpc.agent.proc_settings import ProcSettings
-from monarch_hpc.agent.procs.mpi_step import MpiSteps, StepSettings
 from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings
-from monarch_hpc.agent.procs.zygote_pool import ZygotePool
-from monarch_hpc.agent.programs.program import settings_of
-from monarch_hpc.agent.programs.table import Programs, Request
+from monarch_hpc.agent.programs.table import Request
 from monarch_hpc.agent.ready_report import make_entry
 from monarch_hpc.agent.rejoin import REJOIN
 from monarch_hpc.agent.resources.grant import Grant
-from monarch_hpc.agent.resources.shm_folder import make_segments
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.agent.succession.elections import Elections, ElectionsEnd
 from monarch_hpc.agent.succession.reports import Reports
@@ -36,7 +27,7 @@ from monarch_hpc.agent.succession.search import HeadSearch
 from monarch_hpc.agent.succession.slurm_word import SlurmWord
 from monarch_hpc.agent.termination import Termination
 from monarch_hpc.allocation.changes import CHANGES
-from monarch_hpc.allocation.files import own_log_path, report_host
+from monarch_hpc.allocation.files import report_host
 from monarch_hpc.allocation.heads import HeadPlace, claim, read_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
@@ -44,7 +35,6 @@ from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.machine import cgroup
 from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
@@ -99,39 +89,25 @@ class Service:
         listen_hosts = list(grant.interfaces.values())
         own = self._node.listen(listen_hosts, port_range=config.fabric.port_range)
         self._host_entry = make_entry(args, grant, own, identity.incarnation)
-        self.reaper = Reaper(engine, cgroup.num_oom_kills)
-        self._zygotes = ZygotePool(engine, self.reaper, zygote_settings)
-        self._first_zygote = first_zygote
-        segments, self._segments_held = make_segments(args.allocation, args.rank)
-        step_settings = StepSettings.of(args, grant, zygote_settings.entry, segments, config.slurm.step_flags)
-        self._files = LogFiles(
-            args.directory / "runs",
-            config.logs.max_file_bytes,
-            lambda: engine.call_soon(self._agent.resume_output),
-        )
-        self._own_log = OwnLog(partial(self._files.append, own_log_path(args.folder, args.rank)))
-        outlet = Outlet(self._files, config.logs, self._send_up, lambda: self._head_link.backlogged)
         self._forwarders: list[str] = []
-        addresses = self._host_entry.addresses
-        proc_settings = ProcSettings.of(args, config, grant, addresses, listen_hosts, segments, self._forwarders)
-        self._programs = Programs(
-            engine,
-            self.reaper,
-            settings_of(args, config.logs.max_file_bytes),
+        to_head = ToHead(
+            self._send_up,
+            lambda: self._head_link.backlogged,
+            self._forwarders,
             lambda deliver: own_run(self._office, deliver),
         )
-        self._agent = Agent(
-            *(engine, proc_settings, self._zygotes, MpiSteps(engine, self.reaper, step_settings)),
-            *(self.reaper, self._programs, outlet, self._send_up),
-        )
-        self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, proc_settings.lease, self._on_liveness)
+        addresses = self._host_entry.addresses
+        self._parts = parts = assemble(engine, args, grant, config, zygote_settings, addresses, listen_hosts, to_head)
+        self.reaper, self._agent, self._programs = parts.reaper, parts.agent, parts.programs
+        self._first_zygote = first_zygote
+        self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, parts.settings.lease, self._on_liveness)
         self._casts = CastChannels(engine, self._node, self._heartbeat, args.rank, args.num_hosts, config, self._agent)
-        self.termination = Termination(engine, args, config, segments, lambda: self._head_link, self.end)
+        self.termination = Termination(engine, args, config, parts.segments, lambda: self._head_link, self.end)
         self._links: dict[FrameChannel, ChannelLink] = {}
         self._head_link: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
         self._office: HeadOffice | None = None
         self._reports = Reports()
-        end = ElectionsEnd(self._take_office, lambda heir: self._search.follow(heir), self._fence)
+        end = ElectionsEnd(self._take_office, self._follow, self._fence)
         word = SlurmWord(engine, SlurmQuery(engine, args.slurm_job_id, args.environment))
         self._elections = Elections(engine, self._node, self._host_entry, config.liveness, word, end)
         self._search = HeadSearch(
@@ -148,7 +124,7 @@ class Service:
         Raises:
             AllocationError: another agent of the first host has claimed to be the head, and is not there yet.
         """
-        self._zygotes.warm(self._first_zygote, self._config.procs.preload)
+        self._parts.zygotes.warm(self._first_zygote, self._config.procs.preload)
         if self._args.owns_job and (num_left := kill_leftovers(find_leftovers())):
             _log.warning("ended %d processes that an earlier allocation of yours had left here", num_left)
         problem = report_host(self._args.folder, self._host_entry)
@@ -165,9 +141,15 @@ class Service:
     def _start_head(self, problem: str, place: HeadPlace) -> None:
         self._agent.join()
         office = self._office = HeadOffice(
-            *(self._agent, self._args, self._config, self._num_hosts, place.term),
-            *(HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add, self._on_complete),
-            *(self._on_all_left, self._fence),
+            self._agent,
+            self._args,
+            self._config,
+            self._num_hosts,
+            place.term,
+            HeadChanges(partial(self._parts.files.append, self._args.folder / CHANGES)).add,
+            self._on_complete,
+            self._on_all_left,
+            self._fence,
             self._elections.hand_over,
             self._node,
             self._end,
@@ -197,12 +179,15 @@ class Service:
         if self._leaving:
             return
         if self._args.slurm_job_id is not None:
-            self._own_log.begin()
+            self._parts.own_log.begin()
         if isinstance(error, PeerLost) and error.farewell:  # nobody has told this agent to leave: it was given up
             self._fence(str(error))
         elif not self._elections.seek(str(error), heard_s, resigned=resigned):
             _log.warning("lost the head: %s", error)
             self.leave(self._config.agent.grace_s)
+
+    def _follow(self, heir: HeadPlace) -> None:
+        self._search.follow(heir)
 
     def _fence(self, why: str) -> None:
         """Give and take no orders from now on, end the procs, and begin anew, as another incarnation."""
@@ -389,13 +374,14 @@ class Service:
         if self._args.rejoins_s:  # as one that was fenced and does not come back: perhaps nobody else ends the job
             self.end()
             return
-        self._code, self._leaving = 1, True
+        self._code = 1
+        self._leaving = True
         self._agent.leave(0.0, lambda _num_left: self._end())
 
     def _end(self) -> None:
         finished, self._finished = self._finished, lambda _code: None
-        self._own_log.close()
-        self._files.close(FLUSH_S)
+        self._parts.own_log.close()
+        self._parts.files.close(FLUSH_S)
         if self._office is not None:
             self._office.close(FLUSH_S)
         finished(self._code)
