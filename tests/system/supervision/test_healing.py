@@ -212,7 +212,7 @@ def test_a_checkpoint_that_cannot_be_written_names_its_folder_and_leaves_nothing
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir(0o700)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", disk]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(disk)]
     if os.geteuid() or subprocess.run(mount, check=False).returncode:
         pytest.skip("needs to mount a file system")
     try:

@@ -113,11 +113,13 @@ def test_a_rank_that_dies_in_a_save_costs_no_other_rank(pair: Mesh, tmp_path: Pa
     training.save()
     first, second = (proc.pid for proc in pair.procs.procs)
     deadly = {str(number): _Deadly(second) for number in range(8)}  # the ranks share them
-    save = (
-        (lambda: pair.async_save(deadly, tmp_path / "half").wait())
-        if background
-        else (lambda: pair.save(deadly, tmp_path / "half"))
-    )
+
+    def save() -> None:
+        if background:
+            pair.async_save(deadly, tmp_path / "half").wait()
+        else:
+            pair.save(deadly, tmp_path / "half")
+
     with pytest.raises((DeviceMeshError, MeshDied)):
         save()
     heal_mesh(pair, checkpoint=training.load)
