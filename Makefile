@@ -45,7 +45,7 @@ help:
 	@echo "make demo        install, and train on real data on this machine (no Slurm needed)"
 	@echo "make slurm-demo  the same on a real four-node Slurm on this machine (needs root)"
 	@echo "make test        install the tests' requirements, and run all checks and tests"
-	@echo "make fresh       'make demo' and 'make test' on a new Debian 12 inside this machine (needs root)"
+	@echo "make fresh       'make demo' and 'make test' on a new Debian inside this machine (needs root; RELEASE=trixie)"
 	@echo "make rdma-lab    the tests of RDMA between two virtual machines with soft-RoCE (needs root)"
 	@echo "make lint        style and types only"
 	@echo "make asan        the tests of the extensions, with the compiler's sanitizers"
@@ -66,7 +66,7 @@ lint: $(VENV)/installed-dev
 slurm-demo: $(VENV)/installed-examples system-packages
 	@VENV=$(VENV) examples/slurm_demo.sh
 
-# COMMANDS="make demo" replaces README's commands.
+# COMMANDS="make demo" replaces README's commands, RELEASE=trixie the release of Debian.
 fresh:
 	@.ci/fresh
 
