@@ -28,13 +28,14 @@ SOURCES := setup.py setup.cfg pyproject.toml constraints.txt \
     $(wildcard monarch_hpc/transport/ucx/*.pyx monarch_hpc/transport/ucx/*.h monarch_hpc/telemetry/*.c)
 
 # Missing Debian packages: the compiler of the UCX binding and the headers that it is checked against, the MPI for the
-# tests of `spawn_procs(mpi=True)`, and the library that Slurm's MPI plugin opens by its unversioned name.
+# tests of `spawn_procs(mpi=True)`, whose library has another name in each release, and the library that Slurm's MPI
+# plugin opens by its unversioned name.
 BUILD_PACKAGES = $(shell \
     command -v $(firstword $(CC)) > /dev/null || echo gcc libc6-dev; \
     $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
         || echo python3-dev; \
     [ -e /usr/include/ucp/api/ucp.h ] || echo libucx-dev; \
-    $(PYTHON) -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("mpi"))' || echo libopenmpi3; \
+    $(PYTHON) -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("mpi"))' || echo openmpi-bin; \
     $(PYTHON) -c 'import ctypes; ctypes.CDLL("libpmix.so")' 2> /dev/null || echo libpmix-dev)
 
 .PHONY: help demo test fresh slurm-demo rdma-lab lint asan clean python system-packages
@@ -44,7 +45,7 @@ help:
 	@echo "make demo        install, and train on real data on this machine (no Slurm needed)"
 	@echo "make slurm-demo  the same on a real four-node Slurm on this machine (needs root)"
 	@echo "make test        install the tests' requirements, and run all checks and tests"
-	@echo "make fresh       'make demo' and 'make test' on a new Debian 12 inside this machine (needs root)"
+	@echo "make fresh       'make demo' and 'make test' on a new Debian inside this machine (needs root; RELEASE=trixie)"
 	@echo "make rdma-lab    the tests of RDMA between two virtual machines with soft-RoCE (needs root)"
 	@echo "make lint        style and types only"
 	@echo "make asan        the tests of the extensions, with the compiler's sanitizers"
@@ -65,7 +66,7 @@ lint: $(VENV)/installed-dev
 slurm-demo: $(VENV)/installed-examples system-packages
 	@VENV=$(VENV) examples/slurm_demo.sh
 
-# COMMANDS="make demo" replaces README's commands.
+# COMMANDS="make demo" replaces README's commands, RELEASE=trixie the release of Debian.
 fresh:
 	@.ci/fresh
 

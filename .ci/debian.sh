@@ -1,4 +1,4 @@
-# Sourced by the scripts that build a Debian 12 of their own: its packages, and a folder for it.
+# Sourced by the scripts that build a Debian of their own: its packages, and a folder for it.
 
 # Installs packages, given as `command:package`, whose command is missing.
 need_packages() {
@@ -11,10 +11,12 @@ need_packages() {
     fi
 }
 
-# Prints the Debian mirrors of this machine, as lines of sources.list; nothing if it is not a Debian 12.
+# Prints the mirrors of this machine for Debian's release $1, as lines of sources.list; nothing if it is not a Debian.
 debian_sources() {
+    # A suite is the codename, and perhaps -updates or -security.
     apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' \
-        | grep -E ' bookworm(-[a-z]+)? ' | sort -u || true
+        | awk -v own="$(. /etc/os-release && echo "${VERSION_CODENAME:-}")" -v wanted="$1" \
+            'own && sub("^" own, wanted, $3) && $3 ~ /^[a-z]+(-updates|-security)?$/' | sort -u || true
 }
 
 # Makes a folder for a run of kind $1, named by $work. A run holds the lock of its folder; a killed run leaves only an

@@ -23,7 +23,8 @@ def test_a_preempted_program_saves_and_says_so(alice: Alice) -> None:
     assert running.returncode == 79, err
     jobs = wait_until("the other job", alice.jobs, 120.0, accept=lambda jobs: jobs.get("filler") == "RUNNING")
     assert set(jobs) == {"filler"}
-    assert "preempted" in err, err
+    # Slurm 22.05 still cleans up after the job, and gives a reason; later versions say its state.
+    assert "preempted" in err.lower(), err
     alice.free()
     wait_until("the hosts to be free", alice.jobs, 120.0, accept=lambda jobs: not jobs)
     wait_until_left(alice)

@@ -22,7 +22,8 @@ def check_world() -> None:
     world, proc = MPI.COMM_WORLD, context().proc
     found, expected = (world.Get_rank(), world.Get_size()), (proc.rank, proc.num_ranks)
     if found != expected:
-        library = MPI.Get_library_version().splitlines()[0]
+        # mpi4py returns the C string's end, too, which Open MPI 5 counts as part of it.
+        library = MPI.Get_library_version().rstrip("\0").splitlines()[0]
         raise RuntimeError(
             f"MPI says rank {found[0]} of {found[1]}, the mesh rank {expected[0]} of {expected[1]}: {library} does not "
             "support the plugin of config key 'procs.mpi'"

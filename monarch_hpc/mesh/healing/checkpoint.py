@@ -73,6 +73,8 @@ def take_checkpoint(
         else:
             states[index, rank] = paths[index, rank] or found.get(0)
     if failures:
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)  # all have answered; on a full disk, the next one needs the room
         raise join_failures(f"{name}.__checkpoint__", failures)
     if where is not None:
         write_json(where / _LAST, {"checkpoint": number, "actors": {owned.name: here for owned, _, here in asked}})
@@ -94,16 +96,22 @@ def _begin(folder: Path) -> tuple[int, Path]:
     if type(number) is not int or number < 0:
         problem = "was not written by checkpoint(); give it another folder"
         raise ConfigError("", "", str(folder / _LAST), problem)
-    return number + 1, private_dir(folder / f"{_PREFIX}{number + 1}")
+    place = folder / f"{_PREFIX}{number + 1}"
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)  # of a program that was killed; one of its procs may still write a file there
+    return number + 1, private_dir(place)
 
 
 def _remove_unused(folder: Path, number: int, used: Collection[str]) -> None:
     """Remove the checkpoints before *number* and its predecessor, but those with files that are *used*.
 
-    A smaller mesh, or another one, may have taken the last ones.
+    A smaller mesh, or another one, may have taken the last ones. A program that was killed has perhaps left half a
+    `_LAST`, under the name that `write_private` gave it.
     """
     kept = {Path(path).parent for path in used}
     for entry in folder.iterdir():
+        if entry.name.startswith(f".{_LAST}."):
+            entry.unlink(missing_ok=True)
         digits = entry.name.removeprefix(_PREFIX)
         if entry.name != digits and digits.isdecimal() and int(digits) < number - 1 and entry not in kept:
             shutil.rmtree(entry, ignore_errors=True)

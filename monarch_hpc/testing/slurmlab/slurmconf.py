@@ -78,6 +78,10 @@ function slurm_job_submit(job, partitions, uid)
         slurm.log_user("Job refused by the site's check: an account is needed in partition checked (-A)")
         return slurm.ERROR
     end
+    -- AllowAccounts of the partition, for versions of Slurm (24.11) that need a database for it.
+    if job.partition == "paid" and job.account ~= "physics" then
+        return slurm.ESLURM_INVALID_ACCOUNT
+    end
     return slurm.SUCCESS
 end
 

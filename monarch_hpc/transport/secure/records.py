@@ -64,6 +64,12 @@ _NO_BYTES = memoryview(b"")
 
 _SCRATCH = Scratch(CHUNK_BYTES + TAG_BYTES + _MAX_RECORD_BYTES + _LENGTH.size)
 
+_REFUSED = memoryview(bytearray(CHUNK_BYTES))
+"""Where the buffers of frames go that cannot be held, of all channels; nobody reads it.
+
+Made beforehand, as there is no memory when it is needed; the kernel gives it its pages once it is written to.
+"""
+
 
 class Bulk:
     """An outgoing frame that is too large to copy.
@@ -219,14 +225,13 @@ class RecordReader:
         self._sizes: Sequence[int] = ()  # of the body, unless it came with the header, and of the buffers
         self._parts: list[memoryview] = []
         self._buffers: Sequence[Buffer] = ()
-        self._refused: memoryview | None = None  # where the buffers of a frame go that cannot be held
         self._part = 0
         self._filled = 0
 
     def close(self) -> None:
         """Stop delivery, also of frames that have arrived, and let the memory go of one that is arriving."""
         self.closed = True
-        self._head, self._body, self._parts, self._buffers, self._refused = None, b"", [], (), None
+        self._head, self._body, self._parts, self._buffers = None, b"", [], ()
         self._view = self._small
 
     def room(self) -> memoryview:
@@ -340,8 +345,6 @@ class RecordReader:
         else:
             self._buffers, views = allocate_all(head, total)
             self._parts += views
-            if len(views) < len(self._buffers):
-                self._refused = memoryview(bytearray(CHUNK_BYTES))
         self._head = head
         self._part, self._filled = -1, 0
         self._next_part()
@@ -359,8 +362,7 @@ class RecordReader:
         if self._part < len(self._parts):
             place = self._parts[self._part][self._filled : filled]
         else:
-            assert self._refused is not None
-            place = self._refused[: size - TAG_BYTES]
+            place = _REFUSED[: size - TAG_BYTES]
         try:
             self._cipher.open_into(self._view[self._start : self._start + size], place)
         except AuthenticationError as error:
@@ -381,7 +383,7 @@ class RecordReader:
             return
         head, buffers = self._head, self._buffers
         assert head is not None
-        self._head, self._parts, self._buffers, self._refused = None, [], (), None
+        self._head, self._parts, self._buffers = None, [], ()
         if self._view is not self._small and self._end - self._start <= len(self._small):
             scratch = self._view
             self._move(self._small)

@@ -319,6 +319,8 @@ class TcpChannel:
             self._end(error, None)
         except OSError as error:
             self._end(PeerLost(str(self._peer), error.strerror or str(error)), error)
+        except MemoryError as error:  # not of a whole frame, which is refused: what follows it cannot be read any more
+            self._end(PeerLost(str(self._peer), "this process has no memory left to read what it sent"), error)
 
     def _deliver(self, frame: Frame) -> None:
         if frame.kind is _PING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -185,6 +186,53 @@ def test_actors_get_the_state_of_the_last_checkpoint(
                     "checkpoint.json",
                 ]
     assert faults == []
+
+
+def test_what_a_killed_program_has_left_of_a_checkpoint_is_removed(hosts: HostMesh, tmp_path: Path) -> None:
+    folder = tmp_path / "states"
+    with hosts.spawn_procs(name="mesh") as procs:
+        workers = procs.spawn("worker", Worker, [])
+        assert procs.checkpoint(folder) == 2
+        (folder / "checkpoint-2").mkdir(0o700)
+        left = ("checkpoint-2/7-7.state", "checkpoint-2/.0-0.state.0a1b2c3d4e5f", ".checkpoint.json.0a1b2c3d4e5f")
+        for name in left:
+            (folder / name).write_bytes(b"half")
+        for number in range(5000):
+            (folder / f"of the user {number}").touch()
+        workers.add.call(4).get(_PATIENCE_S)
+        assert procs.checkpoint(folder) == 2
+        own = sorted(path.name for path in folder.iterdir() if not path.name.startswith("of the user"))
+        assert own == ["checkpoint-1", "checkpoint-2", "checkpoint.json"]
+        assert sorted(path.name for path in (folder / "checkpoint-2").iterdir()) == ["0-0.state", "0-1.state"]
+        assert len(list(folder.iterdir())) == 5003
+
+
+def test_a_checkpoint_that_cannot_be_written_names_its_folder_and_leaves_nothing(
+    hosts: HostMesh, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir(0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("needs to mount a file system")
+    try:
+        with hosts.spawn_procs(name="mesh") as procs:
+            workers = procs.spawn("worker", Worker, [])
+            assert procs.checkpoint(disk) == 2
+            before = sorted(disk.rglob("*"))
+            (disk / "filler").write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
+            with pytest.raises(OSError, match=f"No space left on device: '{disk}"):
+                procs.checkpoint(disk)
+            (disk / "filler").unlink()
+            assert sorted(disk.rglob("*")) == before
+            subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+            for folder in (disk, disk / "new"):
+                with pytest.raises(OSError, match=f"Read-only file system: '{folder}") as refused:
+                    procs.checkpoint(folder)
+                assert "is read-only here: use another place" in refused.value.__notes__[0]
+            workers.add.call(1).get(_PATIENCE_S)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 class Fragile(Actor):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from monarch_hpc import HostMesh, ProcMesh
+from monarch_hpc import HostMesh, MeshDied, ProcMesh
 from monarch_hpc.distributed import Mesh, distribute, heal_mesh
 from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.tensor.sharded.procs import PRELOADED
@@ -88,6 +91,46 @@ def test_what_no_rank_has_a_copy_of_comes_from_a_checkpoint(pair: Mesh, tmp_path
             assert len(training.losses) == 2
     assert healed == 1
     assert training.losses == losses
+    assert torch.equal(training.weight.full_tensor(), weight)
+
+
+class _Deadly:
+    """Ends a rank that is writing it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if threading.current_thread().name == "checkpoint" and os.getpid() == self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+        return _Deadly, (self.pid,)
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["save", "async_save"])
+def test_a_rank_that_dies_in_a_save_costs_no_other_rank(pair: Mesh, tmp_path: Path, background: bool) -> None:
+    training = Sharded(pair, tmp_path / "saved")
+    training.step()
+    training.save()
+    first, second = (proc.pid for proc in pair.procs.procs)
+    deadly = {str(number): _Deadly(second) for number in range(8)}  # the ranks share them
+
+    def save() -> None:
+        if background:
+            pair.async_save(deadly, tmp_path / "half").wait()
+        else:
+            pair.save(deadly, tmp_path / "half")
+
+    with pytest.raises((DeviceMeshError, MeshDied)):
+        save()
+    heal_mesh(pair, checkpoint=training.load)
+    assert pair.procs.procs[0].pid == first
+    weight = training.weight.full_tensor()
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+        training.mesh.load({"weight": training.weight}, tmp_path / "half")
+    (tmp_path / "half" / "__7_0.distcp").write_bytes(b"of more ranks")
+    training.mesh.save({"weight": training.weight}, tmp_path / "half")
+    assert sorted(path.name for path in (tmp_path / "half").iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    training.mesh.load({"weight": training.weight}, tmp_path / "half")
     assert torch.equal(training.weight.full_tensor(), weight)
 
 

@@ -227,3 +227,26 @@ def test_a_process_without_room_for_another_channel_keeps_those_it_has(
     channel.send(Frame(Kind.RESULT, 1, 7))
     server.until(lambda: [frame.reply for frame in server.frames] == [7])
     assert server.engine.failure is None
+
+
+def test_a_process_without_memory_to_read_loses_that_channel_only(
+    parties: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = parties()
+    addresses = server.node.listen(["127.0.0.1"])
+    first, second = parties(role=Role.CONTROLLER), parties(role=Role.CONTROLLER)
+    channels = [party.node.connect(addresses) for party in (first, second)]
+    server.until(lambda: len(server.opened) == 2)
+
+    def fail() -> memoryview:
+        raise MemoryError
+
+    opened = server.opened[0]
+    assert isinstance(opened, PeerChannel)
+    monkeypatch.setattr(opened._wire._inbox, "room", fail)
+    for channel in channels:
+        with contextlib.suppress(PeerLost):
+            channel.send(Frame(Kind.RESULT, 1, 7))
+    server.until(lambda: len(server.lost) == 1 and len(server.frames) == 1)
+    assert "this process has no memory left to read" in str(opened.error)
+    assert server.engine.failure is None

@@ -25,8 +25,9 @@ def _error(number: int, *more: str) -> OSError:
         (_error(errno.EDQUOT, "/here/file"), "your quota on the file system of /here/file is used up: make room"),
         (_error(errno.EMFILE), f"all {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} descriptors that the process may"),
         (_error(errno.ENFILE), "this machine has no descriptors left"),
+        (_error(errno.EROFS, "/here/file"), "the file system of /here/file is read-only here: use another place"),
     ],
-    ids=["disk", "output", "quota", "descriptors", "machine"],
+    ids=["disk", "output", "quota", "descriptors", "machine", "read-only"],
 )
 def test_a_shortage_has_a_next_step(error: OSError, words: str) -> None:
     assert words in shortage_note(error)
@@ -42,6 +43,13 @@ def test_an_error_is_explained_once_and_keeps_the_file_that_it_names(tmp_path: P
         raise _error(errno.ENOSPC)
     assert raised.value.filename == str(tmp_path / "inner")
     assert raised.value.__notes__ == [shortage_note(raised.value)]
+
+
+def test_a_bare_name_in_an_open_folder_becomes_the_path(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"Read-only") as raised, explained(tmp_path / "state"):
+        raise _error(errno.EROFS, ".state.0a1b2c")
+    assert raised.value.filename == str(tmp_path / "state")
+    assert f"of {tmp_path / 'state'} is read-only here" in raised.value.__notes__[0]
 
 
 def test_a_full_disk_is_named_by_who_writes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

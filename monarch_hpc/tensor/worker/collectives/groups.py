@@ -133,6 +133,11 @@ class Groups:
             cut_connections(set(self._ports))
             return True
 
+    @property
+    def waits(self) -> Waits:
+        """The waits of this epoch, for one that is not gloo's: an abort ends it, too."""
+        return self._waits
+
     def is_over(self, epoch: int) -> bool:
         """Tell whether an epoch has ended."""
         return epoch < self.epoch or (epoch == self.epoch and bool(self.cause))

@@ -37,11 +37,13 @@ class World:
 
     Attributes:
         mesh: a DeviceMesh of all ranks, with the dimensions of the mesh.
+        waits: for waits of code of modules that are not in a collective.
     """
 
     def __init__(self, spec: MeshSpec, rank: int, groups: Groups) -> None:
         self.ranks = spec.ranks
         self._groups = groups
+        self.waits = groups.waits
         self._depth = 0
         self._saved: Any = None
         name = f"{groups.epoch}-{spec.key}-{spec.ranks}-{spec.names}-{spec.sizes}"

@@ -1,14 +1,17 @@
 """Checkpoints, written and read by all ranks in the format of torch.distributed.checkpoint.
 
 A folder without ``.metadata`` is not a checkpoint: the first rank writes it last. A rank that fails tells the others,
-so that none waits for it. What a save that was killed has left does not count for the next one.
+so that none waits for it. What a save that was killed has left does not count for the next one. Each rank writes in a
+thread, so that its worker can leave the save when another rank is lost: a large part takes longer than a heal waits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from monarch_hpc.core.text.description import class_name, text_of
+from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.sharded.calls import current_ops
 from monarch_hpc.tensor.worker.training.placed import placements_on
 
@@ -37,11 +41,11 @@ _RESULTS = ".writ"
 _PARTS = _RESULTS, ".metadata", "__"
 """Begin the names of all files that a save writes."""
 
+_LEFT = re.compile(r"\.writ|\.metadata\.tmp$|__\d+_\d+\.distcp$")
+"""Files of a save that was killed, perhaps of more ranks than the next one has."""
+
 _WRITING: set[Path] = set()
 """Folders that this process, as the first rank, is writing."""
-
-_POLL_S = 0.05
-"""Pause between looks for what other ranks have written; a write takes longer."""
 
 
 class Save:
@@ -51,13 +55,15 @@ class Save:
         tree: what is saved.
         path: of the folder.
         timeout_s: longest wait of the first rank for the others, after it has written its part.
+        waits: those of the ranks that save, which end when one of them is lost.
     """
 
-    def __init__(self, tree: dict[str, Any], path: str, timeout_s: float) -> None:
+    def __init__(self, tree: dict[str, Any], path: str, timeout_s: float, waits: Waits) -> None:
         self._folder = Path(path)
         self._timeout_s = timeout_s
+        self._waits = waits
         self._error: BaseException | None = None
-        self._thread: Thread | None = None
+        self._thread = Thread(target=self._write, name="checkpoint", daemon=True)
         self._rank, self._num = dist.get_rank(), dist.get_world_size()
         self._metadata: Any = None
         self._name = _agreed(self._claim)[0]
@@ -66,6 +72,7 @@ class Save:
         except BaseException:
             self._release()
             raise
+        self._thread.start()
 
     def _prepare(self, tree: dict[str, Any], path: str) -> None:
         self._writer = FileSystemWriter(path, single_file_per_rank=True)
@@ -89,7 +96,7 @@ class Save:
             if entry.name.startswith(_PARTS):
                 if not stat.S_ISREG(entry.lstat().st_mode):  # which would be followed, or waited for
                     raise FileExistsError(f"{entry} is not a regular file: remove it, or choose another folder")
-                if entry.name.startswith(_RESULTS):
+                if _LEFT.match(entry.name):
                     entry.unlink()
         _WRITING.add(folder)
         return os.urandom(8).hex()
@@ -112,7 +119,7 @@ class Save:
         merged, self._metadata = self._planner.create_global_plan(plans)
         return self._writer.prepare_global_plan(merged)
 
-    def write(self) -> None:
+    def _write(self) -> None:
         """Write this rank's part; the first rank completes the checkpoint."""
         try:
             self._part(self._rank, self._written())
@@ -145,27 +152,28 @@ class Save:
             partial.replace(self._path_of(rank))
 
     def _result_of(self, rank: int) -> Any:
-        ends_s = time.monotonic() + self._timeout_s
         path = self._path_of(rank)
-        while not path.exists():
-            if time.monotonic() > ends_s:
-                raise TimeoutError(f"rank {rank} has not written its part of {self._folder} in {self._timeout_s:.0f} s")
-            time.sleep(_POLL_S)
-        told = path.read_bytes()
+
+        def look(limit_s: float) -> bytes:
+            if not path.exists():
+                time.sleep(limit_s)  # a write takes longer
+                raise TimeoutError
+            return path.read_bytes()
+
+        try:
+            told = self._waits.ask(look, self._timeout_s)
+        except TimeoutError as error:
+            problem = f"rank {rank} has not written its part of {self._folder} in {self._timeout_s:.0f} s"
+            raise TimeoutError(problem) from error
         result = pickle.loads(told) if told else "no room even for a reason: the disk is full"
         if isinstance(result, str):
             raise OSError(f"rank {rank} has not written its part of {self._folder}: {result}")
         return result
 
-    def start(self) -> None:
-        """Write in the background."""
-        self._thread = Thread(target=self.write, name="checkpoint", daemon=True)
-        self._thread.start()
-
     @property
     def is_done(self) -> bool:
         """Whether it is written, or has failed."""
-        return self._thread is None or not self._thread.is_alive()
+        return not self._thread.is_alive()
 
     def finish(self) -> None:
         """Wait until it is written.
@@ -173,9 +181,13 @@ class Save:
         Raises:
             Exception: it is not.
         """
-        if self._thread is not None:
-            self._thread.join()
+        self._waits.ask(self._join, math.inf)
         _agreed(self._raise)
+
+    def _join(self, limit_s: float) -> None:
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            raise TimeoutError
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -237,11 +249,8 @@ def begin(tree: dict[str, Any], path: str, timeout_s: float, background: bool) -
     world = current_ops().world()
     with torch.no_grad(), _disable_current_modes(), world:
         tree = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
-        save = Save(tree_map(_copied, tree) if background else tree, path, timeout_s)
-        if background:
-            save.start()
-        else:
-            save.write()
+        save = Save(tree_map(_copied, tree) if background else tree, path, timeout_s, world.waits)
+        if not background:
             save.finish()
     return save
 

@@ -7,9 +7,10 @@ import weakref
 
 import pytest
 
+from monarch_hpc.transport.secure import records
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, Bulk, RecordReader, RecordWriter
-from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, pack_frame, pack_head
+from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, RefusedBuffers, pack_frame, pack_head
 
 
 def carry(outbox: RecordWriter, inbox: RecordReader) -> bool:
@@ -136,3 +137,25 @@ def test_a_reader_that_is_closed_by_its_frame_leaves_the_rest() -> None:
             wire = wire[count:]
             inbox.arrived(count)
         assert came == [1]
+
+
+def test_what_cannot_be_held_is_read_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = os.urandom(32)
+    outbox = RecordWriter(Cipher(key))
+    came: list[Frame] = []
+    inbox = RecordReader(Cipher(key), 2**30, came.append)
+    outbox.queued.extend([bulk(1, 3 * CHUNK_BYTES), bulk(2, CHUNK_BYTES)])
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "allocate_all", lambda head, total: (RefusedBuffers(head.buffer_bytes, "none"), []))
+        assert carry(outbox, inbox)
+        patch.setattr(records, "bytearray", _refuse, raising=False)
+        while not came:
+            assert carry(outbox, inbox)
+    while carry(outbox, inbox):
+        pass
+    assert [(frame.dest, type(frame.buffers) is RefusedBuffers) for frame in came] == [(1, True), (2, False)]
+    assert came[1].buffers[0] == bytes(CHUNK_BYTES)
+
+
+def _refuse(_size: int) -> bytearray:
+    raise MemoryError
