@@ -47,7 +47,7 @@ INNER = {
         {"service"},
         {"succession.search"},
         {"head_office", "succession", "termination"},
-        {"relaunch"},
+        {"assembly", "relaunch"},
         {"agent", "casts", "head", "ready_report"},
         {"procs", "programs"},
         {"children", "output", "proc_addresses", "proc_settings", "questions", "succession.reports"},

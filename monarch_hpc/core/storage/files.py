@@ -25,6 +25,7 @@ __all__ = [
     "own_folder",
     "private_dir",
     "read_json",
+    "read_own",
     "read_private",
     "write_json",
     "write_once",
@@ -245,6 +246,23 @@ def read_private(path: Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise _refused(path, f"is larger than {max_bytes} bytes")
     return data
+
+
+def read_own(path: Path) -> bytes:
+    """Read a file of this user, in a folder in which others may exchange files, and which they may read.
+
+    Raises:
+        ConfigError: it is another user's, or not a regular file.
+        OSError: it cannot be read.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(path, "rb", opener=lambda name, _flags: os.open(name, flags)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise _refused(path, "is not a regular file")
+        if found.st_uid != os.geteuid():
+            raise _refused(path, f"belongs to user id {found.st_uid}, not to you ({os.geteuid()}); it is not used")
+        return file.read()
 
 
 def read_json(path: Path) -> object:

@@ -12,6 +12,7 @@ from monarch_hpc.core.storage.files import (
     check_writable,
     private_dir,
     read_json,
+    read_own,
     read_private,
     write_json,
     write_private,
@@ -122,6 +123,26 @@ def test_links_and_pipes_are_refused_and_never_waited_for(tmp_path: Path) -> Non
         read_private(tmp_path / "link", 100)
     with pytest.raises(ConfigError, match="not a regular file"):
         read_private(tmp_path / "pipe", 100)
+
+
+def test_in_a_folder_of_a_group_only_files_of_this_user_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)
+    path = tmp_path / "part"
+    path.write_bytes(b"own")
+    path.chmod(0o644)
+    assert read_own(path) == b"own"
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(path)
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="link"):
+        read_own(link)
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        read_own(pipe)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="belongs to user id"):
+        read_own(path)
 
 
 def test_a_file_beyond_the_limit_is_refused(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
+from monarch_hpc.core.storage.files import read_own
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.sharded.calls import current_ops
@@ -158,7 +159,7 @@ class Save:
             if not path.exists():
                 time.sleep(limit_s)  # a write takes longer
                 raise TimeoutError
-            return path.read_bytes()
+            return read_own(path)  # it is unpickled, and the folder may be a group's
 
         try:
             told = self._waits.ask(look, self._timeout_s)
