@@ -8,6 +8,7 @@ asks them about N calls.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import statistics
@@ -232,14 +233,20 @@ def fill(echo: ActorMesh[Echo], num: int) -> None:
 
 def main() -> None:
     """Print the table, or serve the rounds of the program that does."""
-    if sys.argv[1:2] == ["questions"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "what", nargs="?", choices=["questions", "always", "never"], help="questions alone, or a program that echoes"
+    )
+    parser.add_argument("num", nargs="?", type=int, default=100_000, help="calls that questions are about")
+    arguments = parser.parse_args()
+    if arguments.what == "questions":
         with open_echo("always") as echo:
-            fill(echo, int(sys.argv[2]))
+            fill(echo, arguments.num)
             for what, value, unit in ask_questions(Path(os.environ[DIRECTORY_VARIABLE])):
                 print(f"{what:34} {value:10.3f} {unit}", flush=True)
         return
-    if len(sys.argv) > 1:
-        serve_rounds(sys.argv[1])
+    if arguments.what:
+        serve_rounds(arguments.what)
         return
     compare()
     with open_echo("always") as echo:
