@@ -85,9 +85,10 @@ from actors import Sleeper
 
 def see(what, function):
     try:
-        print(what, function())
+        answer = function()
     except Exception as error:
-        print(what, type(error).__name__)
+        answer = type(error).__name__
+    sys.stdout.write(f"{what} {answer}\\n")  # as a whole: the engine's thread tells, too
 
 before, after = sys.argv[1:]
 exec(before)

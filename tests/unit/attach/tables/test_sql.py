@@ -240,7 +240,7 @@ def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_aske
 
     monkeypatch.setattr(questions, "query_portions", answers)
     monkeypatch.setattr(questions, "open_engine", partial(_shared, engines))
-    sql = "SELECT count(*) FROM metrics LEFT JOIN procs USING (pid)"
+    sql = "SELECT count(*) FROM metrics FULL JOIN procs USING (pid)"
     result = query_allocations([Path("/a/live"), Path("/a/dead")], sql, _PATIENCE_S, 60.0, partial=True)
     pulled = ["SELECT pid FROM metrics ORDER BY t DESC LIMIT 1000001"]
     assert sorted(asked) == [
