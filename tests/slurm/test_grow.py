@@ -227,6 +227,8 @@ def test_the_allocation_outlives_its_first_job(alice: Alice) -> None:
     # It grows again, and its next head ends in the same way.
     assert alice.run("alloc", "--grow", "dev", "-w", "n4", "-t", "20").returncode == 0
     (second, third) = (str(job["job_id"]) for job in jobs_of(alice))
+    refused = alice.run("extend", "dev", "-1m")
+    assert f"'scontrol update JobId={second} TimeLimit=-1'" in refused.stderr, (refused.stdout, refused.stderr)
     alice.slurm("scancel", second)
     wait_until("the next heir", lambda: heads(alice).get("n4"), _PATIENCE_S, accept="head".__eq__)
     done = alice.run("run", write(alice, "where.py", WHERE))

@@ -13,7 +13,7 @@ from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.core.errors import AllocationError, ConfigError
 from monarch_hpc.core.text.units import parse_duration
-from monarch_hpc.slurm import Allocations, look
+from monarch_hpc.slurm import AllocationRecord, Allocations, look
 
 __all__ = ["command", "parse_change"]
 
@@ -52,7 +52,7 @@ def command(words: tuple[str, ...]) -> int:
     slurm = allocations.slurm
     before = slurm.find_job(record.job_id, record.job_name)
     if before is None or not before.state.phase.alive:
-        raise AllocationError(record.name, f"job {record.job_id} has ended; see 'monarch-hpc status {record.name}'")
+        raise AllocationError(record.name, f"job {record.job_id} has ended; {_next_step(allocations, record, change)}")
     refuse_groups(record.name, before)
     slurm.change(record.job_id, f"TimeLimit={change}", record.directory)
     allocations.registry.drop_snapshot()  # of the old end
@@ -72,6 +72,15 @@ def command(words: tuple[str, ...]) -> int:
     text = f"{record.name}  job {record.job_id}  time limit {limit or 'unknown'} (before: {before.limit}){until}"
     current_output().show(document, text, [end])
     return 0
+
+
+def _next_step(allocations: Allocations, record: AllocationRecord, change: str) -> str:
+    """What can be done about an allocation whose first job has ended; it may go on with others."""
+    others = [job.job_id for job in allocations.registry.joined(record) if job.job_id is not None]
+    if not others:
+        return f"see 'monarch-hpc status {record.name}'"
+    commands = ", ".join(f"'scontrol update JobId={job} TimeLimit={change}'" for job in others)
+    return f"its other hosts have the time of their own jobs: {commands}"
 
 
 def parse_change(text: str) -> str:
