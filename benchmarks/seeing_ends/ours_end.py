@@ -79,7 +79,7 @@ class OurEnd(SeeingEnd):
         return "yes" if any(row[0] for row in rows) else f"no: {rows[0][1]}"
 
     def finish(self) -> None:
-        raise Missing("an embedded allocation leaves nothing")
+        raise Missing("an embedded allocation is removed; those by Slurm keep their records")
 
     def close(self) -> None:
         self._opened.close()
