@@ -1,6 +1,6 @@
-"""Programs that `benchmarks.actors` measures, one at a time, each in its own interpreter; installs and finds those.
+"""Programs that `benchmarks.actors` and `benchmarks.seeing_peers` measure, each in its own interpreter.
 
-The interpreters serve `benchmarks.rdma`, too.
+Installs and finds those interpreters, also for `benchmarks.rdma`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,24 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
-__all__ = ["MEMORY_PACKAGES", "PACKAGES", "Died", "Gone", "Program", "cache", "find_python", "install"]
+__all__ = [
+    "MEMORY_PACKAGES",
+    "PACKAGES",
+    "SEEING_PACKAGES",
+    "Died",
+    "Gone",
+    "Program",
+    "cache",
+    "find_python",
+    "install",
+]
 
 PACKAGES = {
     "torchmonarch": ["torchmonarch==0.7.0"],
-    "ray": ["ray==2.60.0"],
+    # With the processes of its dashboard, which `benchmarks.seeing_peers` asks; others do not start them.
+    "ray": ["ray[default]==2.60.0"],
     "dragon": ["dragonhpc==0.15.0"],
     "xoscar": ["xoscar==0.12.2"],
     # The wheel for CPUs, if pip is configured with its index; the torch of this environment does as well.
@@ -41,6 +52,13 @@ MEMORY_PACKAGES = {
     "nixl": ["nixl-cu12==1.5.1"],
 }
 """The same for those that `benchmarks.rdma` measures."""
+
+SEEING_PACKAGES = {
+    "torchmonarch": PACKAGES["torchmonarch"],
+    "ray": PACKAGES["ray"],
+    "dask": ["distributed==2026.8.0", "bokeh"],
+}
+"""The same for those that `benchmarks.seeing_peers` measures."""
 
 _ROOT = Path(__file__).parents[1]
 _SHM = Path("/dev/shm")
@@ -92,7 +110,7 @@ def install(peer: str, folder: Path) -> None:
         "install",
         "--quiet",
         "numpy",
-        *(PACKAGES | MEMORY_PACKAGES)[peer],
+        *(PACKAGES | MEMORY_PACKAGES | SEEING_PACKAGES)[peer],
     ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -112,12 +130,13 @@ class Program:
         peer: name of the peer.
         python: its interpreter.
         env: variables to set.
+        ends: the package whose end of *peer* it runs.
 
     Raises:
         Gone: the program did not start.
     """
 
-    def __init__(self, peer: str, python: Path, env: dict[str, str]) -> None:
+    def __init__(self, peer: str, python: Path, env: dict[str, str], ends: str = "benchmarks.actor_ends") -> None:
         # Orphans are reparented to this process, so that `close` finds them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))  # short: peers put sockets there
@@ -125,14 +144,14 @@ class Program:
         self._lines: TextIO | None = None
         self._segments = set(_SHM.glob("DD*"))
         try:
-            self._start(peer, python, env)
+            self._start(peer, python, env, ends)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, peer: str, python: Path, env: dict[str, str]) -> None:
+    def _start(self, peer: str, python: Path, env: dict[str, str], ends: str) -> None:
         path = str(self._folder / "control")
-        argv = [str(python), "-m", "benchmarks.actor_ends"]
+        argv = [str(python), "-m", ends]
         if peer == "dragon":  # its launcher takes a file; without -s it requires an allocation on machines with Slurm
             argv = [str(python.parent / "dragon"), "-s", str(_ROOT / "benchmarks" / "actor_ends" / "__main__.py")]
         whole_env = {**os.environ, **env, "PYTHONPATH": str(_ROOT), "TMPDIR": str(self._folder)}
@@ -165,8 +184,8 @@ class Program:
                     if time.monotonic() > end_s:
                         raise Gone(f"it did not report in {_START_S:.0f} s: {self._last_output()}") from None
 
-    def order(self, what: str, num: int, timeout_s: float = _ORDER_S) -> dict[str, float]:
-        """Send one order, see `benchmarks.actor_ends`; return the result.
+    def order(self, what: str, num: int, timeout_s: float = _ORDER_S) -> dict[str, Any]:
+        """Send one order, see the package of its ends; return the result.
 
         Raises:
             Gone: the program cannot do it.
@@ -185,7 +204,7 @@ class Program:
             line = ""
         if not line:
             raise Died(f"it died: {self._last_output()}")
-        answer: dict[str, float] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         if "missing" in answer:
             raise Gone(str(answer["missing"]))
         return answer

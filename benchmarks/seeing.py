@@ -3,7 +3,7 @@
 Two programs, each on an embedded host, one of which keeps records, echo in turns. What counts is the CPU time of
 caller and proc: the time on the wall depends on where the kernel wakes them. The helper's CPU time is measured at
 10 000 records a second, and for a burst; questions are about all of these. `python -m benchmarks.seeing questions N`
-asks them about N calls.
+asks them about N calls. `benchmarks.seeing_peers` compares with peers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from pyarrow.parquet import read_metadata
 
 import monarch_hpc
+from benchmarks.seeing_ends.end import Worker
 from monarch_hpc import Actor, ActorMesh, endpoint, telemetry
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.attach.tables.rows import query_rows
@@ -65,10 +66,18 @@ class Echo(Actor):
     def allocation(self) -> str:
         return os.environ[COOKIE]
 
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def hold_gil(self) -> None:
+        Worker().hold_gil()
+
 
 @contextmanager
-def open_echo(keep: str) -> Iterator[ActorMesh[Echo]]:
-    """An actor on an embedded host that keeps records, or does not."""
+def open_echo(keep: str, num_warm: int = _NUM_ECHOES) -> Iterator[ActorMesh[Echo]]:
+    """An actor on an embedded host that keeps records, or does not; it has been called as often."""
     config = load().config
     section = replace(config.telemetry, keep=keep, ship_s=1.0, keep_per_s=1_000_000)  # type: ignore[arg-type]
     with open_local(1, replace(config, telemetry=section)) as directory:
@@ -76,7 +85,7 @@ def open_echo(keep: str) -> Iterator[ActorMesh[Echo]]:
         try:
             with monarch_hpc.hosts().spawn_procs() as procs:
                 echo = procs.spawn("echo", Echo)
-                for number in range(_NUM_ECHOES):
+                for number in range(num_warm):
                     echo.echo.call_one(number).get()
                 yield echo
         finally:
@@ -228,7 +237,7 @@ def fill(echo: ActorMesh[Echo], num: int) -> None:
     directory = Path(os.environ[DIRECTORY_VARIABLE])
     for first in range(0, num, _NUM_KEPT_AT_ONCE):
         call_many(echo, min(_NUM_KEPT_AT_ONCE, num - first))
-        wait_until_kept(directory, 2 * (first + _NUM_KEPT_AT_ONCE), 1 << 30)
+        wait_until_kept(directory, 2 * min(first + _NUM_KEPT_AT_ONCE, num), 1 << 30)
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from tests.guards.tree import ROOT
 
-ENDS = sorted((ROOT / "benchmarks" / "actor_ends").glob("*.py"))
+ENDS = [path for name in ("actor_ends", "seeing_ends") for path in sorted((ROOT / "benchmarks" / name).glob("*.py"))]
 
 
-@pytest.mark.parametrize("path", ENDS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", ENDS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_what_a_peer_runs_compiles(path: Path) -> None:
     """Without installed peers, no other test would notice."""
     compile(path.read_text(), path, "exec")
