@@ -109,7 +109,11 @@ def write_program(home: Path) -> None:
 def begin(home: Path, *words: str) -> subprocess.Popen[bytes]:
     """Start a command, and wait until its program says that it is ready."""
     process = start(home, *words)
-    ready(process)
+    try:
+        ready(process)
+    except AssertionError as error:
+        error.add_note("\n".join(f"{path}:\n{path.read_text()[-4000:]}" for path in sorted(home.rglob("local*.err"))))
+        raise
     return process
 
 
