@@ -35,7 +35,7 @@ _TELL_S = 90.0
 _ASK_S = 120.0
 
 _ECHO_ENV = {"ours": {"MONARCH_HPC_FABRIC__SPIN_US": "0"}}
-"""Whether a wait spins for microseconds or sleeps changes from round to round, by more than what recording costs."""
+"""Without spinning: whether a wait spins or sleeps changes from round to round, by more than what recording costs."""
 
 Cells = dict[tuple[str, str], float]
 """Values by product and line."""

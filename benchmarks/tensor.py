@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 import monarch_hpc
+from benchmarks.line_program import LineProgram
 from monarch_hpc import ProcMesh
 from monarch_hpc.tensor import inspect, sync
 
@@ -69,7 +69,7 @@ _PEER_NUM = {"add 64 x 64": 100, "add and read": 30, "step of an MLP, op by op":
 """torchmonarch's rows, and how often each is run in a round."""
 
 _GOALS = {"add 64 x 64": 50, "add and read": 10, "step of an MLP, op by op": 5, "step of an MLP, captured": 10}
-"""How many times less than torchmonarch's the elapsed time of a row is to be."""
+"""Torchmonarch's elapsed time of a row is to be as many times ours."""
 
 
 class Taken:
@@ -210,22 +210,12 @@ class Peer:
     """
 
     def __init__(self, python: str) -> None:
-        self._process = subprocess.Popen(
-            [python, "-c", _PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        self._program = LineProgram(python, _PEER)
         self.taken: dict[str, list[tuple[float, float]]] = {name: [] for name in _PEER_NUM}
-        if self._answer() != "ready":
-            raise RuntimeError("torchmonarch did not start")
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
 
     def run(self, name: str) -> None:
         """Run a row."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{name}|{_PEER_NUM[name]}\n")
-        wall, used = self._answer().split()
+        wall, used = self._program.ask(f"{name}|{_PEER_NUM[name]}").split()
         self.taken[name].append((float(wall) * 1e6, float(used) * 1e6))
 
     def report(self, taken: dict[str, list[Taken]]) -> None:
@@ -239,8 +229,7 @@ class Peer:
 
     def close(self) -> None:
         """End it."""
-        self._process.kill()
-        self._process.wait()
+        self._program.close()
 
 
 def main() -> None:

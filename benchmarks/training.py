@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 import monarch_hpc
+from benchmarks.line_program import LineProgram
 from benchmarks.models import BATCH, GPT, MLP_BATCH, NUM_CHARS, NUM_PLACES, mlp
 from monarch_hpc import Actor, endpoint, spmd
 from monarch_hpc.distributed import Mesh, RemoteOptimizer, distribute, module_to_mesh
@@ -228,24 +228,15 @@ class Monarch:
     """
 
     def __init__(self, python: str) -> None:
-        self._process = subprocess.Popen(
-            [python, "-c", _PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert self._process.stdout is not None
-        if self._process.stdout.readline().strip() != "ready":
-            raise RuntimeError("torchmonarch did not start")
+        self._program = LineProgram(python, _PEER)
 
     def steps(self, num: int) -> Taken:
         """Make steps."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{num}\n")
-        return Taken(float(self._process.stdout.readline()), 0.0, 0.0)
+        return Taken(float(self._program.ask(str(num))), 0.0, 0.0)
 
     def close(self) -> None:
         """End it."""
-        self._process.kill()
-        self._process.wait()
+        self._program.close()
 
 
 def small(mesh: Mesh, clocks: Callable[[], list[float]], *, remote: bool) -> Callable[[int], Taken]:

@@ -8,11 +8,12 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
-__all__ = ["FAULTS", "HOLD_S", "Missing", "SeeingEnd", "Worker", "pids_of"]
+__all__ = ["FAULTS", "HOLD_S", "EndpointsEnd", "Missing", "SeeingEnd", "Worker", "pids_of"]
 
 FAULTS = ("stopped", "holds the GIL", "killed", "job ended")
-"""What happens to a proc before it is asked about, in this order, each in a program of its own."""
+"""Faults of a proc that is asked about, in this order, each in a program of its own."""
 
 HOLD_S = 60
 _SETTLE_S = 3.0
@@ -125,6 +126,25 @@ class SeeingEnd(ABC):
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to do
         """Release what does not end with the processes."""
+
+
+class EndpointsEnd(SeeingEnd):
+    """One whose actor has endpoints, as Monarch's and ours have: `_actor`, a mesh of one."""
+
+    _actor: Any
+
+    def echo(self, num: int) -> None:
+        for number in range(num):
+            self._actor.echo.call_one(number).get()
+
+    def cpu_s(self) -> float:
+        return float(self._actor.cpu_s.call_one().get())
+
+    def pid(self) -> int:
+        return int(self._actor.pid.call_one().get())
+
+    def hold_gil(self) -> None:
+        self._held = self._actor.hold_gil.call_one()
 
 
 def pids_of(*marks: str) -> list[int]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import monarch_hpc.actor
 from benchmarks.seeing import Echo, fill, open_echo
-from benchmarks.seeing_ends.end import Missing, SeeingEnd, pids_of
+from benchmarks.seeing_ends.end import EndpointsEnd, Missing, pids_of
 from monarch_hpc import ActorMesh, hosts, telemetry
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 
@@ -18,7 +18,7 @@ _QUERY_S = 60.0
 _COMMAND = (sys.executable, "-m", "monarch_hpc.cli")
 
 
-class OurEnd(SeeingEnd):
+class OurEnd(EndpointsEnd):
     """The program of `benchmarks.seeing`."""
 
     _actor: ActorMesh[Echo]
@@ -27,19 +27,6 @@ class OurEnd(SeeingEnd):
         monarch_hpc.actor.unhandled_fault_hook = lambda failure: None  # by default the first death ends the program
         self._opened = ExitStack()
         self._actor = self._opened.enter_context(open_echo("always" if recording else "never", 1))
-
-    def echo(self, num: int) -> None:
-        for number in range(num):
-            self._actor.echo.call_one(number).get()
-
-    def cpu_s(self) -> float:
-        return float(self._actor.cpu_s.call_one().get())
-
-    def pid(self) -> int:
-        return int(self._actor.pid.call_one().get())
-
-    def hold_gil(self) -> None:
-        self._held = self._actor.hold_gil.call_one()
 
     def fill(self, num: int) -> None:
         fill(self._actor, num)

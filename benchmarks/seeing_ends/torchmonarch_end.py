@@ -12,7 +12,7 @@ import monarch.actor
 from monarch.actor import Actor, endpoint
 from monarch.job import ProcessJob, TelemetryConfig
 
-from benchmarks.seeing_ends.end import Missing, SeeingEnd, Worker, pids_of
+from benchmarks.seeing_ends.end import EndpointsEnd, Missing, Worker, pids_of
 
 __all__ = ["MonarchEnd"]
 
@@ -48,7 +48,7 @@ class _Echo(Actor):
         self._work.hold_gil()
 
 
-class MonarchEnd(SeeingEnd):
+class MonarchEnd(EndpointsEnd):
     """Synchronous endpoints and calls, its fastest ones; many calls with asyncio, which is faster than `get`."""
 
     def start(self, *, recording: bool) -> None:
@@ -66,19 +66,6 @@ class MonarchEnd(SeeingEnd):
     def _ask(self, sql: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self._state.query_engine_client.query(sql, timeout=_QUERY_S)["rows"]
         return rows
-
-    def echo(self, num: int) -> None:
-        for number in range(num):
-            self._actor.echo.call_one(number).get()
-
-    def cpu_s(self) -> float:
-        return float(self._actor.cpu_s.call_one().get())
-
-    def pid(self) -> int:
-        return int(self._actor.pid.call_one().get())
-
-    def hold_gil(self) -> None:
-        self._held = self._actor.hold_gil.call_one()
 
     def fill(self, num: int) -> None:
         async def send_all() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from monarch_hpc.agent.agent import Agent
 from monarch_hpc.agent.agent_args import AgentArgs
@@ -39,18 +38,6 @@ FLUSH_S = 2.0
 _POLL_S = 0.05
 
 _log = Logger(__name__)
-
-
-class HeadBefore(Protocol):
-    """What an agent knows of the head that its own follows; see `agent.succession.elections.Elections`."""
-
-    last_head: int
-    has_resigned: bool
-
-    @property
-    def hosts(self) -> list[HostEntry]:
-        """The hosts that it has named."""
-        ...
 
 
 class HeadOffice:
@@ -120,24 +107,27 @@ class HeadOffice:
             self._leave_steps = begin_returns(self.head.returns, engine, reaper, args, config, slurm, term, superseded)
         self._idle = watch_idle(self.head, config, args, engine.call_later, engine.clock)
 
-    def open(self, place: HeadPlace, bootstrap_s: float, before: HeadBefore) -> None:
+    def open(
+        self, place: HeadPlace, bootstrap_s: float, hosts: Sequence[HostEntry], last_head: int, *, has_resigned: bool
+    ) -> None:
         """Begin to lead: publish where the head is, and wait for the agents.
 
         Args:
             bootstrap_s: time that they may take in the first term.
-            before: not used in the first term.
+            hosts: those of the head before; empty in the first term.
+            last_head: rank of the head before.
+            has_resigned: whether that has said that it ends, with all hosts of its Slurm job.
         """
         if place.term == 1:
             self._engine.call_later(bootstrap_s, self.head.on_bootstrap_deadline)
             write_head(self._args.folder, place)
             return
-        inheritance, hosts, last_head = self.head.inheritance, before.hosts, before.last_head
+        inheritance, liveness = self.head.inheritance, self._config.liveness
         inheritance.begin([entry for entry in hosts if entry.rank != place.rank])
-        liveness, job = self._config.liveness, next((host.job_id for host in hosts if host.rank == last_head), 0)
-        if before.has_resigned:
-            self._engine.call_soon(
-                partial(inheritance.settle_hosts, [host.rank for host in hosts if host.job_id == job])
-            )
+        if has_resigned:
+            job = next((host.job_id for host in hosts if host.rank == last_head), 0)
+            ended = [host.rank for host in hosts if host.job_id == job]
+            self._engine.call_soon(partial(inheritance.settle_hosts, ended))
         # More than half have lost the last head; others may notice that, and join, as late as a silent host is dead.
         self._engine.call_later(liveness.suspect_s, partial(inheritance.settle_hosts, [last_head]))
         self._engine.call_later(liveness.dead_s, inheritance.settle_hosts)

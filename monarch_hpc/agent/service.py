@@ -160,7 +160,9 @@ class Service:
             lambda message: self._engine.call_soon(partial(head.on_agent, agent_link, message)), lambda _reason: None
         )
         self._forwarders[:] = place.addresses
-        office.open(place, self._deadline.left_s(), self._elections)
+        before = self._elections
+        bootstrap_s = self._deadline.left_s()
+        office.open(place, bootstrap_s, before.hosts, before.last_head, has_resigned=before.has_resigned)
         head.on_join(agent_link, Join(self._host_entry, problem, self._args.num_hosts))
         self.termination.start_head(head.deadline)
 

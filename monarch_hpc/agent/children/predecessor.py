@@ -13,10 +13,10 @@ import select
 import signal
 from collections.abc import Iterator, Sequence
 
-from monarch_hpc.agent.children.sweep import cookies, has_entries, sweep
+from monarch_hpc.agent.children.sweep import cookies, has_entries, orphans, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.machine.procfs import PROC, each_pid, read_command, read_environ, read_stat
+from monarch_hpc.core.machine.procfs import PROC, each_pid, read_command, read_environ
 
 __all__ = ["agents_below", "end_agents", "end_predecessor", "is_agent_of"]
 
@@ -72,12 +72,8 @@ def agents_below(uuid: str, rank: int) -> list[int]:
 
     Its zygotes show the same command line as it does.
     """
-    own = os.getpid()
-    stats = {pid: read_stat(pid) for pid in _others()}
-    children = [pid for pid, stat in stats.items() if stat is not None and not stat.has_ended and stat.parent == own]
-    return [
-        pid for pid in children if is_agent_of(words := _words(pid), uuid, None) and not is_agent_of(words, uuid, rank)
-    ]
+    words = {pid: _words(pid) for pid in orphans(())}
+    return [pid for pid, own in words.items() if is_agent_of(own, uuid, None) and not is_agent_of(own, uuid, rank)]
 
 
 def _is_agent(pid: int, allocation: str, uuid: str, rank: int | None) -> bool:

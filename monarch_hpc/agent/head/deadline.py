@@ -47,20 +47,11 @@ class _Timer(Protocol):
     def cancel(self) -> object: ...
 
 
-class Resigns(Protocol):
-    """See `agent.head.hosts.resignation.Resignation`."""
-
-    def begin(self) -> None:
-        """Prepare the end of the hosts of the head's job."""
-        ...
-
-    def take(self, stop_s: float, why: Death | None, refused: Callable[[], None]) -> bool:
-        """End only these, and the head; False if the allocation ends with them."""
-        ...
-
-
 Later = Callable[[float, Callable[[], None]], _Timer]
 """Runs a callback after a delay in seconds."""
+
+Resign = Callable[[float, Death | None, Callable[[], None]], bool]
+"""Ends only the hosts of the head's own job, where others stay; returns False if the allocation ends with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +70,7 @@ class HeadDeadline:
         later: runs a callback after a delay in seconds.
         end: ends the allocation's agents, whose procs have the given number of seconds, because of the given death.
         ask: asks Slurm why it ends the job.
-        resignation: of the head, where hosts of other jobs stay.
+        prepare, resign: `begin` and `take` of the head's `agent.head.hosts.resignation.Resignation`.
         notice_s: config key `slurm.notice_s`.
         now_s: the time of day, in seconds since the epoch.
     """
@@ -93,7 +84,8 @@ class HeadDeadline:
         end: Callable[[float, Death | None], None],
         ask: AskSlurm,
         notice_s: float,
-        resignation: Resigns,
+        prepare: Callable[[], None],
+        resign: Resign,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
@@ -102,7 +94,8 @@ class HeadDeadline:
         self._peers = peers
         self._end = end
         self._ask = ask
-        self._resignation = resignation
+        self._prepare = prepare
+        self._resign = resign
         self._why: Death | None = None
         self._answered = False
         self._now_s = now_s
@@ -143,7 +136,7 @@ class HeadDeadline:
         """
         if self._ending_s is not None:
             return
-        self._resignation.begin()
+        self._prepare()
         reserve_s = min(stop_s + _RESERVE_S, grace_s * _RESERVE_SHARE)
         stop_s = min(stop_s, reserve_s)
         self._ending_s = stop_s
@@ -234,7 +227,7 @@ class HeadDeadline:
             self._finish(self._ending_s)
 
     def _finish(self, stop_s: float) -> None:
-        if not self._resignation.take(stop_s, self._why, lambda: self._end_all(stop_s)):
+        if not self._resign(stop_s, self._why, lambda: self._end_all(stop_s)):
             self._end_all(stop_s)
 
     def _end_all(self, stop_s: float) -> None:

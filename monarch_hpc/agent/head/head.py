@@ -118,7 +118,9 @@ class Head:
         self._resignation = resignation = Resignation(
             self.state, self._peers, self._apply, self._send, losses, later, self.on_agent_lost, resign
         )
-        self.deadline = HeadDeadline(self.state, self._peers, clock, later, end, ask_slurm, notice_s, resignation)
+        self.deadline = HeadDeadline(
+            self.state, self._peers, clock, later, end, ask_slurm, notice_s, resignation.begin, resignation.take
+        )
         self._closing = closing = RunClosing(
             self.state, self._peers, self._run_peers, self._apply, self._send, later, stop_s
         )

@@ -65,7 +65,7 @@ _NO_BYTES = memoryview(b"")
 _SCRATCH = Scratch(CHUNK_BYTES + TAG_BYTES + _MAX_RECORD_BYTES + _LENGTH.size)
 
 _REFUSED = memoryview(bytearray(CHUNK_BYTES))
-"""Where the buffers of frames go that cannot be held, of all channels; nobody reads it.
+"""Place for the buffers of frames that cannot be held, of all channels; nobody reads it.
 
 Made beforehand, as there is no memory when it is needed; the kernel gives it its pages once it is written to.
 """
