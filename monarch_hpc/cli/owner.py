@@ -47,6 +47,7 @@ class RunOwner:
     Attributes:
         lost: why the head is gone; empty while it is connected.
         refusal: why the head refuses the run; empty if it does not.
+        opened: the head has confirmed that this process owns the run.
         closed: the head has confirmed that nothing of the run is left.
         ending: why Slurm ends the allocation, as the head has said; None if it has not.
         deadline: the time that the program has after Slurm has sent SIGTERM to the job; has passed if it has not.
@@ -60,7 +61,7 @@ class RunOwner:
     ) -> None:
         self.lost = ""
         self.refusal = ""
-        self.closed = False
+        self.opened = self.closed = False
         self.ending: Death | None = None
         self.deadline = Deadline(0.0)
         self._directory = directory
@@ -139,6 +140,7 @@ class RunOwner:
                 self._num_hosts = max(self._num_hosts, len(hosts))
                 self._voice.note_hosts(hosts)
                 self._opening = replace(self._opening, epoch=epoch, member=member)
+                self.opened = True
             case HostReturned(host=host):
                 self._voice.note_hosts([host])
                 return

@@ -30,12 +30,14 @@ from monarch_hpc.config.program import (
     KEEP_VARIABLE,
     ON_LOSS_VARIABLE,
     RUN_VARIABLE,
+    read_failpoints,
     without_program,
 )
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.death import EXIT_CODES, DeathKind
 from monarch_hpc.core.errors import AllocationError, MonarchError, PeerLost
+from monarch_hpc.core.failpoints import arm, failpoint
 from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.core.process.exit import TIMED_OUT
 from monarch_hpc.core.process.imports import uncollected
@@ -248,6 +250,8 @@ def _supervise(
     # hides 0.1 s of imports and the handshake. The usual faults of an allocation were found in its files before.
     # The program attaches by itself, and the head accepts this process as the run's owner in either order.
     child = Child(argv, environment)
+    arm(read_failpoints())
+    failpoint("run.owner")
     try:
         with uncollected():
             from monarch_hpc.cli.owner import RunOwner
@@ -269,7 +273,9 @@ def _supervise(
         )
         # A signal that was not asked for is a loss: a held run is left open, not closed.
         killed = end is End.ITSELF and child.killed and on_loss != "stop"
-        if not killed:
+        if killed:
+            _await_opened(owner, config)
+        else:
             _close(owner, child.exit_code, config, output)
     finally:
         owner.leave()
@@ -300,6 +306,14 @@ def _tell_stopped(name: str, output: Console) -> None:
         f"the run was stopped; allocation '{name}' is still there: 'monarch-hpc run -a {name} SCRIPT' uses it again, "
         f"'monarch-hpc release {name}' gives it back"
     )
+
+
+def _await_opened(owner: RunOwner, config: Config) -> None:
+    """Wait until the head knows the owner of a run that it is to hold: a program may be killed before it does."""
+    deadline = Deadline(config.transport.connect_s)
+    while not (owner.opened or owner.lost or owner.refusal or deadline.passed()):
+        if await_signal(deadline.left_s()):
+            return
 
 
 def _close(owner: RunOwner, code: int, config: Config, output: Console) -> None:

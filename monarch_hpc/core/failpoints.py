@@ -30,6 +30,7 @@ FAILPOINTS: Mapping[str, str] = {
     "move.recorded": "the registry knows, too, and the agents have not been told",
     "program.keep": "the procs of a mesh serve all runs, and the head is not asked to keep them",
     "program.takeover": "a program knows the procs of the run that it takes over, and has adopted none",
+    "run.owner": "a command has started a program, and does not own its run yet",
 }
 """All names, and what is true there."""
 

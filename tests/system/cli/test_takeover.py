@@ -15,7 +15,7 @@ import pytest
 from monarch_hpc.testing import wait_until
 from tests.system.support.agent_client import alive
 from tests.system.support.first_host import call, detach, finish, runs, script, start
-from tests.system.support.takeovers import account, begin, kill_program, now, taken_after_s, write_program
+from tests.system.support.takeovers import account, begin, kill_program, now, ready, taken_after_s, write_program
 
 KILLS = 10
 
@@ -80,6 +80,18 @@ def test_of_programs_that_are_killed_no_answer_is_lost_or_read_twice(home: Path)
     assert len(found.found) <= KILLS + 1
     assert run not in runs(home)
     print(f"ruled after {statistics.median(taken_after_s(home, began)):.2f} s")
+
+
+def test_a_program_that_is_killed_before_its_command_owns_the_run_has_a_successor(home: Path) -> None:
+    write_program(home)
+    program = script(home, f"{FIRST}print('ready', flush=True)\nwhile True: time.sleep(60)\n")
+    command = start(home, "run", "-a", "dev", "--on-loss", "hold", program, MONARCH_HPC_FAILPOINTS="run.owner=stop")
+    ready(command)
+    (run,) = runs(home)
+    kill_program(command)
+    os.kill(command.pid, signal.SIGCONT)
+    assert finish(command)[0] == 137
+    assert take(home, run, "print(len(work.pid.call().get()))") == (0, "2\n", "")
 
 
 def test_a_killed_program_leaves_what_it_asked_for_and_actors_that_go_on(home: Path) -> None:

@@ -64,7 +64,7 @@ class RunClosing:
         self.report(name, run)
 
     def close_orphan_later(self, name: str, run: RunState) -> None:
-        """Close a run that has lost its last member, unless another one attaches soon."""
+        """Close a run that has lost its last member, and has no owner, unless its owner attaches soon."""
         self._later(_ORPHAN_S, partial(self._close_orphan, name, run))
 
     def closed_on(self, name: str, rank: int) -> None:
@@ -81,7 +81,8 @@ class RunClosing:
                 member.send(RunClosed(name))
 
     def _close_orphan(self, name: str, run: RunState) -> None:
-        if self._state.runs.get(name) is run and not run.members:
+        # An owner that has come and is lost since then has decided what becomes of the run, which may be held.
+        if self._state.runs.get(name) is run and run.owner is None and not run.members:
             self.close(name, -1)
 
     def _on_deadline(self, name: str, run: RunState) -> None:

@@ -58,6 +58,32 @@ def test_a_held_run_waits_and_ends_when_nobody_comes(world: World) -> None:
     assert sent(world, CloseRun) == [[CloseRun("1", -1)], [CloseRun("1", -1)]]
 
 
+def test_a_run_whose_owner_came_after_the_loss_of_its_program_is_held(world: World) -> None:
+    program, owner = Party(), Party()
+    world.head.on_client(program, opening(owner=False))
+    world.head.on_client(program, spawn("1", 9, [0, 1]))
+    for rank in (0, 1):
+        world.head.on_agent(world.agents[rank], ready(rank))
+    world.head.on_client_lost(program, LOST)
+    world.head.on_client(owner, opening())
+    world.head.on_client_lost(owner, "the run is over")
+    world.take_all()
+    world.clock.advance(59.0)
+    assert world.take_all() == [[], []]
+    world.clock.advance(2.0)
+    assert sent(world, CloseRun) == [[CloseRun("1", -1)], [CloseRun("1", -1)]]
+
+
+def test_a_run_whose_owner_never_comes_is_not_held(world: World) -> None:
+    program = Party()
+    world.head.on_client(program, opening(owner=False))
+    world.head.on_client(program, spawn("1", 9, [0, 1]))
+    world.head.on_client_lost(program, LOST)
+    world.take_all()
+    world.clock.advance(3.0)
+    assert sent(world, CloseRun) == [[CloseRun("1", -1)], [CloseRun("1", -1)]]
+
+
 @pytest.mark.parametrize("on_loss", ["stop", "hold"])
 def test_by_default_and_without_meshes_a_run_ends_at_once(world: World, on_loss: str) -> None:
     if on_loss == "stop":
