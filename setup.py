@@ -20,6 +20,10 @@ from setuptools.command.editable_wheel import editable_wheel
 from setuptools.errors import BaseError, CCompilerError
 
 FOLDER = "monarch_hpc/transport/ucx"
+# Errors in gcc 14, and warnings before, which pip does not show.
+STRICT = [
+    f"-Werror={name}" for name in ("incompatible-pointer-types", "int-conversion", "implicit-function-declaration")
+]
 HEADERS = [f"{FOLDER}/{name}" for name in ("abi.h", "core.h", "library.h")]
 
 
@@ -72,7 +76,7 @@ setup(
             include_dirs=[FOLDER],
             # 0x030B: Python 3.11, as in `python_requires` and in the wheel's tag below.
             define_macros=[("Py_LIMITED_API", "0x030B0000"), ("_GNU_SOURCE", None)],
-            extra_compile_args=["-std=gnu11", "-fvisibility=hidden"],
+            extra_compile_args=["-std=gnu11", "-fvisibility=hidden", *STRICT],
             # Both are in libc since glibc 2.34; older ones keep them apart.
             libraries=["dl", "pthread"],
             py_limited_api=True,
@@ -81,7 +85,7 @@ setup(
             "monarch_hpc.telemetry._pen",
             ["monarch_hpc/telemetry/_pen.c"],
             define_macros=[("Py_LIMITED_API", "0x030B0000"), ("_GNU_SOURCE", None)],
-            extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-fvisibility=hidden", *STRICT],
             py_limited_api=True,
         ),
     ],

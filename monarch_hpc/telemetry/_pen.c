@@ -311,7 +311,7 @@ static PyObject *key_of(PyObject *tags)
             break;
         }
         PyTuple_SetItem(key, place, item);
-        PyTuple_SetItem(key, num + place, Py_NewRef(Py_TYPE(value)));
+        PyTuple_SetItem(key, num + place, Py_NewRef((PyObject *)Py_TYPE(value)));
         place++;
     }
     return key;

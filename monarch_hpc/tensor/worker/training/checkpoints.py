@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import pickle
-import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -32,21 +30,10 @@ from monarch_hpc.core.storage.files import read_own
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.sharded.calls import current_ops
+from monarch_hpc.tensor.worker.training.claims import Claim
 from monarch_hpc.tensor.worker.training.placed import placements_on
 
 __all__ = ["Save", "begin", "contents", "is_done", "load", "new_like", "outcome", "random_state", "set_random_state"]
-
-_RESULTS = ".writ"
-"""Begins the names of the files in which ranks tell the first one that they have written their part, or why not."""
-
-_PARTS = _RESULTS, ".metadata", "__"
-"""Begin the names of all files that a save writes."""
-
-_LEFT = re.compile(r"\.writ|\.metadata\.tmp$|__\d+_\d+\.distcp$")
-"""Files of a save that was killed, perhaps of more ranks than the next one has."""
-
-_WRITING: set[Path] = set()
-"""Folders that this process, as the first rank, is writing."""
 
 
 class Save:
@@ -67,7 +54,8 @@ class Save:
         self._thread = Thread(target=self._write, name="checkpoint", daemon=True)
         self._rank, self._num = dist.get_rank(), dist.get_world_size()
         self._metadata: Any = None
-        self._name = _agreed(self._claim)[0]
+        self._claim: Claim | None = None
+        self._name = _agreed(self._claimed)[0]
         try:
             self._prepare(tree, path)
         except BaseException:
@@ -77,38 +65,27 @@ class Save:
 
     def _prepare(self, tree: dict[str, Any], path: str) -> None:
         self._writer = FileSystemWriter(path, single_file_per_rank=True)
+        if self._claim is not None:
+            self._writer.fs = self._claim
         self._planner = DefaultSavePlanner()
         plans = _agreed(lambda: self._local_plan(tree))
         merged = _agreed(lambda: self._global_plans(plans) if self._rank == 0 else None)
         self._plan = self._planner.finish_plan(merged[0][self._rank])
 
-    def _claim(self) -> str:
-        """In the first rank, claim the folder, and return the name of this save among those that were made there."""
+    def _claimed(self) -> str:
+        """In the first rank, claim the folder, and return the name of this save."""
         if self._rank != 0:
             return ""
-        folder = self._folder
-        if (folder / ".metadata").exists():
-            raise FileExistsError(f"{folder} has a checkpoint already: choose another folder, such as step-100")
-        if folder in _WRITING:
-            raise FileExistsError(
-                f"{folder} is being written by a save that is not done: wait for it, or choose another"
-            )
-        for entry in folder.iterdir() if folder.is_dir() else ():
-            if entry.name.startswith(_PARTS):
-                if not stat.S_ISREG(entry.lstat().st_mode):  # which would be followed, or waited for
-                    raise FileExistsError(f"{entry} is not a regular file: remove it, or choose another folder")
-                if _LEFT.match(entry.name):
-                    entry.unlink()
-        _WRITING.add(folder)
-        return os.urandom(8).hex()
+        self._claim = Claim(self._folder)
+        return self._claim.name
 
     def _release(self) -> None:
         """Let go of the folder, and remove what the ranks have told the first one."""
-        if self._rank == 0:
+        if self._claim is not None:
             for rank in range(self._num):
                 with contextlib.suppress(OSError):
                     self._path_of(rank).unlink(missing_ok=True)
-            _WRITING.discard(self._folder)
+            self._claim.end()
 
     def _local_plan(self, tree: dict[str, Any]) -> Any:
         is_first = self._rank == 0
@@ -118,7 +95,10 @@ class Save:
 
     def _global_plans(self, plans: list[Any]) -> Any:
         merged, self._metadata = self._planner.create_global_plan(plans)
-        return self._writer.prepare_global_plan(merged)
+        plans = self._writer.prepare_global_plan(merged)
+        for rank, plan in enumerate(plans):
+            plan.storage_data.prefix = f"__{rank}_{self._name}_"  # which another save's parts do not have
+        return plans
 
     def _write(self) -> None:
         """Write this rank's part; the first rank completes the checkpoint."""
