@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_hpc.telemetry.sql.context import RowSet, combine, context_of, finish, prepare, results_of, run, unparse
+from monarch_hpc.telemetry.sql.context import RowSet, combine, context_of, finish, results_of, run, unparse
 from monarch_hpc.telemetry.sql.given import TakenQuestion
 from monarch_hpc.telemetry.sql.plan import QueryPlan, tables_of
 from monarch_hpc.telemetry.sql.pull import pull
@@ -13,16 +13,12 @@ from monarch_hpc.wire.tables.pieces import sql_tables
 
 __all__ = ["Planner"]
 
-_NUM_CONTEXTS = 3
-"""As many as planning a question takes."""
-
 
 class Planner:
     """Plans questions. What it makes at first serves all processes that are forked later."""
 
     def __init__(self) -> None:
         self._context = context_of(RowSet(), sql_tables().keys(), [])
-        prepare(_NUM_CONTEXTS)
         split("SELECT host, count(*) FROM handled GROUP BY 1 ORDER BY 1", ["host", "count(*)"])  # fills its caches
 
     def plan(self, sql: str) -> TakenQuestion:
