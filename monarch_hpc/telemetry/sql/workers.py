@@ -37,6 +37,10 @@ _MAX_GROWTH_BYTES = 112 << 20
 """Memory that a worker may have taken and still wait for another question: its rows of earlier ones, and libraries."""
 
 
+_MUCH_BYTES = 16 << 20
+"""Growth after which memory that is free is returned: what one question after the other takes is less."""
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     question: EngineQuestion
@@ -190,9 +194,12 @@ class QuestionWorkers:
             for one in self._workers:
                 one.messages.close()
             self._be_first_to_go()
-            most_bytes = read_anonymous_bytes(os.getpid()) + _MAX_GROWTH_BYTES
+            first_bytes = last_bytes = read_anonymous_bytes(os.getpid())
             self._reply(question, messages)
-            while not messages.ended and self._keeps_below(most_bytes):
+            while not messages.ended:
+                last_bytes = self._return_memory(last_bytes)
+                if last_bytes > first_bytes + _MAX_GROWTH_BYTES:
+                    break
                 select.select([messages], [], [])
                 for message in messages.receive():
                     if isinstance(message, AskSql | AskEngine | MergeParts):
@@ -211,11 +218,13 @@ class QuestionWorkers:
             select.select([], [messages], [])
             messages.flush()
 
-    def _keeps_below(self, most_bytes: int) -> bool:
-        """Whether this process has no more memory, after it has returned what is free."""
-        if read_anonymous_bytes(os.getpid()) > most_bytes and hasattr(self._libc, "malloc_trim"):
-            self._libc.malloc_trim(0)
-        return read_anonymous_bytes(os.getpid()) <= most_bytes
+    def _return_memory(self, last_bytes: int) -> int:
+        """Return what is free, if this process has much more memory than the last time; return what it has."""
+        now_bytes = read_anonymous_bytes(os.getpid())
+        if now_bytes < last_bytes + _MUCH_BYTES or not hasattr(self._libc, "malloc_trim"):
+            return min(now_bytes, last_bytes)
+        self._libc.malloc_trim(0)
+        return read_anonymous_bytes(os.getpid())
 
     @staticmethod
     def _be_first_to_go() -> None:
