@@ -13,6 +13,7 @@ __all__ = [
     "each_pid",
     "own_umask",
     "parse_stat",
+    "read_anonymous_bytes",
     "read_boot_id",
     "read_command",
     "read_cpu_s",
@@ -191,6 +192,15 @@ def read_resident_bytes(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
+        return 0
+
+
+def read_anonymous_bytes(pid: int) -> int:
+    """Read the resident memory of a process that is of no file, shared with forks or not; 0 if it has ended."""
+    try:
+        _, resident, of_files, *_ = Path(f"/proc/{pid}/statm").read_bytes().split()
+        return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
         return 0
 
 

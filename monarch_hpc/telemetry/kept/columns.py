@@ -19,7 +19,7 @@ from monarch_hpc.telemetry.names import Name
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["COLUMNS", "KeptProcess", "columns_of", "round_durations", "split_calls", "unpack_records"]
+__all__ = ["COLUMNS", "KeptProcess", "columns_of", "drop_empty", "round_durations", "split_calls", "unpack_records"]
 
 _MOST = (1 << 63) - 1
 
@@ -87,6 +87,13 @@ def split_calls(records: bytes, names: Collection[str]) -> list[tuple[str, bytes
         for name, kind in ((HANDLED.name, RecordKind.HANDLED), (SENDS.name, RecordKind.SENT))
         if name in names
     ]
+
+
+def drop_empty(records: bytes) -> bytes:
+    """Return the records of a table that have been written."""
+    made = np.frombuffer(records, _RECORD)
+    written: bytes = made[made["seq"] != 0].tobytes()
+    return written
 
 
 def unpack_records(packed: bytes) -> bytes:

@@ -54,6 +54,7 @@ class PartFile:
     Args:
         host: rank of the host.
         number: 1 for its first.
+        changed_ns: when it was written, by the file system's clock.
         version: that of its format.
     """
 
@@ -61,6 +62,7 @@ class PartFile:
     host: int
     number: int
     num_bytes: int
+    changed_ns: int
     version: int
 
     @property
@@ -82,9 +84,9 @@ def list_parts(directory: Path) -> list[PartFile]:
             match = _PART.fullmatch(entry.name)
             with contextlib.suppress(FileNotFoundError):  # it has become a part of a table
                 if match is not None:
-                    size = entry.stat(follow_symlinks=False).st_size
-                    version = int(match[3] or 1)
-                    found.append(PartFile(Path(entry.path), int(match[1]), int(match[2]), size, version))
+                    stat = entry.stat(follow_symlinks=False)
+                    place, version = (int(match[1]), int(match[2])), int(match[3] or 1)
+                    found.append(PartFile(Path(entry.path), *place, stat.st_size, stat.st_mtime_ns, version))
     return sorted(found, key=lambda one: (one.host, one.number))
 
 

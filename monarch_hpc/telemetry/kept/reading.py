@@ -27,7 +27,7 @@ from monarch_hpc.telemetry.kept.chunks import (
     Heading,
     parse,
 )
-from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of, split_calls, unpack_records
+from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of, drop_empty, split_calls, unpack_records
 from monarch_hpc.telemetry.kept.parts import PartFile, list_parts, list_tables, read_part
 from monarch_hpc.telemetry.layout import ACTORS_AT, HEADER, NUM_ACTORS, RECORD, RECORD_BYTES
 from monarch_hpc.telemetry.names import parse_all_names
@@ -47,6 +47,9 @@ Columns = Mapping[str, Collection[str]]
 """For tables, the columns that are needed; all of those of others."""
 
 ALL_COLUMNS: Columns = {}
+
+Decode = Callable[[PartFile, Collection[str], Columns], Iterable[tuple[str, pa.Table]]]
+"""Decodes the rows of some tables in a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,18 @@ class Kept:
         names: Collection[str],
         wanted: Callable[[int], bool] = lambda _rank: True,
         columns: Columns = ALL_COLUMNS,
+        decode: Decode | None = None,
     ) -> Mapping[str, pa.Table]:
-        """The rows of some tables in the parts of those hosts that are *wanted*, by rank; no table without rows."""
+        """The rows of some tables in the parts of those hosts that are *wanted*, by rank; no table without rows.
+
+        Args:
+            decode: what remembers the results of `decode_part`; None for that itself.
+        """
+        decode = decode_part if decode is None else decode
         found: dict[str, list[pa.Table]] = {}
         for part in filter(lambda part: wanted(part.host), self.parts):
             with contextlib.suppress(FileNotFoundError):
-                for name, rows in decode_part(part, self.tables_of(part, names), columns):
+                for name, rows in decode(part, self.tables_of(part, names), columns):
                     found.setdefault(name, []).append(rows)
         return {name: pa.concat_tables(some) for name, some in found.items()}
 
@@ -187,10 +196,10 @@ def _known(
     known = parse_all_names(names)
     places: dict[int, tuple[str, int]] = {}
     numbers: dict[int, int] = {}
-    for record in map(DecodedRecord._make, RECORD.iter_unpack(actors[: len(actors) // RECORD_BYTES * RECORD_BYTES])):
-        if record.seq:
-            name = known[record.name] if record.name < len(known) else ()
-            places[record.actor] = (name[1] if len(name) > 1 else "", record.num_bytes)
-            numbers[record.actor] = record.msg
+    written = drop_empty(actors[: len(actors) // RECORD_BYTES * RECORD_BYTES])
+    for record in map(DecodedRecord._make, RECORD.iter_unpack(written)):
+        name = known[record.name] if record.name < len(known) else ()
+        places[record.actor] = (name[1] if len(name) > 1 else "", record.num_bytes)
+        numbers[record.actor] = record.msg
     incarnation = read_header(lambda at, size: header[at : at + size].ljust(size, b"\0"))[1]
     return KeptProcess(*process, incarnation, correction.offset_ns, correction.error_us, known, places, numbers)

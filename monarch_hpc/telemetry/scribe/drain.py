@@ -93,17 +93,20 @@ class Drain:
         data = self._read_places(ring, first, written)
         # Those that were overwritten meanwhile; the next number may be on its way.
         oldest = read_u64(self._memory, ring.cursor_at) + 2 - ring.num
+        if first < oldest:
+            data = data[(oldest - first) * RECORD_BYTES :]
+            first = min(oldest, written + 1)
         words = memoryview(data).cast("q")
         numbers = words[_SEQ::8].tolist()
-        if first >= oldest and numbers == list(range(first, written + 1)) and _is_wanted(what, words):
+        if numbers == list(range(first, written + 1)):
             self._cursors[what] = written
-            return data, first - 1 - before
+            return self._without_others(what, first, data), first - 1 - before
         records = bytearray()
         num_lost, end = first - 1 - before, written
         for index, number in enumerate(numbers):
             expected = first + index
-            if number != expected or expected < oldest:
-                if number == 0 and expected >= oldest and self._incomplete.get(what) != expected:
+            if number != expected:
+                if number == 0 and self._incomplete.get(what) != expected:
                     # A thread has taken the number and is about to write the record; or it was killed there.
                     self._incomplete[what], end = expected, expected - 1
                     break
@@ -116,6 +119,22 @@ class Drain:
                 records += data[at : at + RECORD_BYTES]
         self._cursors[what] = end
         return bytes(records), num_lost
+
+    def _without_others(self, what: str, first: int, data: bytes) -> bytes:
+        """Complete records, the first of which has number *first*: calls that have ended, and spans that have."""
+        words = memoryview(data).cast("q")
+        others: list[int] = []
+        if what == SPANS:
+            others = [place for place, dur in enumerate(words[_DUR::8].tolist()) if dur == OPEN]
+            self._open_spans.update(first + place for place in others)
+        elif what == EVENTS:
+            kinds = words.cast("B").cast("H")[_KIND::32].tolist()
+            others = [] if _CALLS.issuperset(kinds) else [at for at, kind in enumerate(kinds) if kind not in _CALLS]
+        if not others:
+            return data
+        starts = [0, *((place + 1) * RECORD_BYTES for place in others)]
+        ends = [*(place * RECORD_BYTES for place in others), len(data)]
+        return b"".join(data[start:end] for start, end in zip(starts, ends, strict=True))
 
     def _read_places(self, ring: Ring, first: int, last: int) -> bytes:
         start, num = first & (ring.num - 1), last - first + 1
@@ -224,13 +243,6 @@ class Drain:
             for place, number in enumerate(numbers)
             if number
         }
-
-
-def _is_wanted(what: str, words: memoryview[int]) -> bool:
-    """Whether all of some records, as words, are wanted: calls that have ended, and spans."""
-    if what == SPANS:
-        return OPEN not in words[_DUR::8].tolist()
-    return what != EVENTS or _CALLS.issuperset(words.cast("B").cast("H")[_KIND::32].tolist())
 
 
 def _numbered(record: bytes, number: int) -> bytes:

@@ -84,6 +84,10 @@ class MessageSocket:
         Raises:
             FrameError: one of them is none.
         """
+        return map(decode, self.receive_encoded())
+
+    def receive_encoded(self) -> Iterator[bytes]:
+        """Yield the messages that have come, as text that is not looked at."""
         while not self.ended:
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, _PIECE_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
@@ -100,7 +104,7 @@ class MessageSocket:
                 break
             body = bytes(self._input[_LENGTH_BYTES:end])
             del self._input[:end]
-            yield decode(body)
+            yield body
 
     def take_fd(self) -> int:
         """The descriptor that came with the message which `receive` has just yielded; the caller closes it.

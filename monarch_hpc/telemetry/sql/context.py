@@ -14,6 +14,7 @@ from datafusion.unparser import Dialect, Unparser
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.kept.arrow import least_time, schema_of, table_of_rows
+from monarch_hpc.telemetry.kept.decoded import DecodedParts
 from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns, find_kept
 from monarch_hpc.telemetry.sql.plan import PARTIAL, QueryPlan, tables_of
 from monarch_hpc.wire.tables.pieces import ON_HOSTS, RECORD_TABLES, QueryPiece, sql_tables
@@ -27,7 +28,6 @@ __all__ = [
     "combine",
     "context_of",
     "finish",
-    "prepare",
     "results_of",
     "run",
     "unparse",
@@ -92,20 +92,11 @@ class AnswerTooLong(Exception):
         self.num_rows, self.max_bytes = num_rows, max_bytes
 
 
-_spares: list[Any] = []
-"""Contexts that are made already: one takes 2 ms, and a process takes those of the one that it was forked from."""
-
-
-def prepare(num: int) -> None:
-    """Make contexts for the first questions of processes that are forked later; it starts no thread."""
-    _spares.extend(_make_context() for _ in range(num))
+_decoded = DecodedParts()
+"""The rows of parts, for the next question of this process."""
 
 
 def _open_context() -> Any:
-    return _spares.pop() if _spares else _make_context()
-
-
-def _make_context() -> Any:
     limits = datafusion.RuntimeEnvBuilder().with_greedy_memory_pool(_QUERY_BYTES).with_disk_manager_disabled()
     return datafusion.SessionContext(datafusion.SessionConfig().with_target_partitions(1), limits)
 
@@ -177,10 +168,11 @@ def _read_kept(
 ) -> dict[str, list[Any]]:
     """The kept rows of some tables, each as frames of the engine."""
     found: dict[str, list[Any]] = {name: [] for name in names}
+    _decoded.begin()
     for some in rows.kept:
         kept = find_kept(some.directory)
         unreadable += map(str, kept.unreadable)
-        for name, rows_of_parts in kept.rows(names, some.has, needed).items():
+        for name, rows_of_parts in kept.rows(names, some.has, needed, _decoded.rows).items():
             found[name].append(context.from_arrow(rows_of_parts))
         for name in names:
             found[name] += [some.chosen(context.read_parquet(str(path))) for path in kept.files.get(name, {})]

@@ -75,9 +75,7 @@ def _read(
     process = RunProcess(place.run, place.mesh, place.rank, host, place.pid, "ready", "")
     known = process_of(memory, place.run, place.mesh, place.rank, place.pid, host, correction)
     num_lost = 0
-    for taken in Drain(memory, {}).take(last=True):
-        if taken.what not in wanted:
-            continue
+    for taken in Drain(memory, {}).take(last=True, only=wanted):
         num_lost += taken.num_lost
         by_table = split_calls(taken.records, names) if taken.what == EVENTS else [(_OF[taken.what], taken.records)]
         for name, records in by_table:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from monarch_hpc.telemetry.sql.context import RowSet, combine, context_of, finish, prepare, results_of, run, unparse
+from monarch_hpc.telemetry.sql.context import RowSet, combine, context_of, finish, results_of, run, unparse
 from monarch_hpc.telemetry.sql.given import TakenQuestion
 from monarch_hpc.telemetry.sql.plan import QueryPlan, tables_of
 from monarch_hpc.telemetry.sql.pull import pull
+from monarch_hpc.telemetry.sql.splitting.inner import inner_questions
 from monarch_hpc.telemetry.sql.splitting.split import split
 from monarch_hpc.wire.tables.pieces import sql_tables
 
 __all__ = ["Planner"]
-
-_NUM_CONTEXTS = 3
-"""As many as planning a question takes."""
 
 
 class Planner:
@@ -22,7 +21,6 @@ class Planner:
 
     def __init__(self) -> None:
         self._context = context_of(RowSet(), sql_tables().keys(), [])
-        prepare(_NUM_CONTEXTS)
         split("SELECT host, count(*) FROM handled GROUP BY 1 ORDER BY 1", ["host", "count(*)"])  # fills its caches
 
     def plan(self, sql: str) -> TakenQuestion:
@@ -34,10 +32,30 @@ class Planner:
         logical = frame.optimized_logical_plan()
         tables = tables_of(sql)
         pulled = pull(sql, tables, logical, unparse)
-        plan = split(sql, frame.schema().names) if pulled.pieces else None
-        if plan is None or not _fits(plan, frame.schema()):
-            plan = pulled
-        return TakenQuestion(tables, plan, pulled, logical.display_indent())
+        plan = self._split(sql, frame) if pulled.pieces else None
+        return TakenQuestion(tables, plan or pulled, pulled, logical.display_indent())
+
+    def _split(self, sql: str, frame: Any) -> QueryPlan | None:
+        """How a question can be split, or one in parentheses that has all of its tables of hosts."""
+        plan = split(sql, frame.schema().names)
+        if plan is not None:
+            return plan if _fits(plan, frame.schema()) else None
+        for place in inner_questions(sql):
+            plan = self._split_inner(sql[place])
+            if plan is not None:
+                plan = replace(plan, final=f"{sql[: place.start]}{plan.final}{sql[place.stop :]}")
+                if _fits(plan, frame.schema()):
+                    return plan
+        return None
+
+    def _split_inner(self, sql: str) -> QueryPlan | None:
+        """How a question in parentheses can be split; only if it has groups: of rows, those that fit are not enough."""
+        try:
+            names = run(self._context, sql).schema().names
+        except Exception:  # noqa: BLE001 the engine's errors have no class of their own
+            return None  # it is about the one around it
+        plan = split(sql, names)
+        return plan if plan is not None and plan.rule != "rows" else None
 
 
 def _fits(plan: QueryPlan, schema: Any) -> bool:

@@ -177,6 +177,7 @@ def test_the_process_of_one_question_ends_alone(host: Host) -> None:
     assert rows_of(host.ask(count, "handled")) == [{"num": 22}]
     threads = {path.read_text().strip() for path in Path(f"/proc/{host.pid}/task").glob("*/comm")}
     assert not any(name.startswith("tokio") for name in threads), threads  # the engine would hang in forks
+    assert "/pandas/" not in Path(f"/proc/{host.pid}/maps").read_text()
     late = host.begin(endless, "handled", 5.0)
     killed = host.begin(endless, "handled")
 
@@ -192,7 +193,23 @@ def test_the_process_of_one_question_ends_alone(host: Host) -> None:
         assert answers == [Rows(9, [], [], [])]
     engine = host.pid
     assert rows_of(host.ask(count, "handled")) == [{"num": 22}] and host.pid == engine
-    wait_until("the end of all", runs, accept=lambda found: not found)
+    wait_until("the end of all but one", runs, accept=lambda found: len(found) == 1)
+
+
+@pytest.mark.slow  # starts an engine
+def test_a_worker_answers_one_question_after_the_other(host: Host) -> None:
+    count = "SELECT count(*) AS num FROM handled"
+    assert rows_of(host.ask(count, "handled")) == [{"num": 22}]
+    (worker,) = children_of(host.pid)
+    assert rows_of(host.ask(count, "handled")) == [{"num": 22}]
+    assert children_of(host.pid) == [worker]
+    os.kill(worker, signal.SIGKILL)
+    assert rows_of(host.ask(count, "handled")) == [{"num": 22}]  # by another one, if it was asked before its end
+    (other,) = children_of(host.pid)
+    place = ProcOver("run", 1, 0, 70, "ended", False)
+    host.engine.tell(place)
+    assert rows_of(host.ask(count, "handled")) == [{"num": 11}]  # not by one that knows the proc
+    assert worker not in (found := children_of(host.pid)) and other not in found
 
 
 def test_what_does_not_fit_is_cut() -> None:

@@ -21,7 +21,7 @@ from monarch_hpc.attach.tables.rows import query_rows
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.errors import QueryError
-from monarch_hpc.core.machine.procfs import each_pid, read_environ, read_resident_bytes
+from monarch_hpc.core.machine.procfs import each_pid, read_environ, read_resident_bytes, read_stat
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE
 from monarch_hpc.wire.tables.procs import PROCS
@@ -63,7 +63,7 @@ def marks_of_procs() -> set[bytes]:
 
 
 def pids_of(marks: set[bytes], module: bytes) -> list[int]:
-    """The processes with some marks that run a module."""
+    """The processes with some marks that run a module, and those that they have forked."""
     found = []
     for pid in each_pid():
         with contextlib.suppress(OSError):  # it has ended
@@ -76,8 +76,9 @@ def pids_of(marks: set[bytes], module: bytes) -> list[int]:
 def pid_of(module: bytes, host: str) -> int:
     """The process of a host that runs a module."""
     marks = marks_of_procs() | {f"{HOST_COOKIE}={host}".encode()}
-    # The engine's last question may have a process for a moment longer.
-    (pid,) = wait_until("the process", lambda: pids_of(marks, module), accept=lambda found: len(found) == 1)
+    found = pids_of(marks, module)
+    parents = {pid: 0 if stat is None else stat.parent for pid in found for stat in (read_stat(pid),)}
+    (pid,) = (pid for pid in found if parents[pid] not in parents)  # not the worker of an engine
     return pid
 
 

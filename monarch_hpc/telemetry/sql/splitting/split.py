@@ -40,7 +40,7 @@ _PLAIN = (
     *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.DPipe, exp.Like, exp.ILike, exp.RegexpLike, exp.RegexpILike),
     *(exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Cast, exp.DataType, exp.Abs, exp.Floor, exp.Ceil, exp.Lower),
     *(exp.Upper, exp.Length, exp.Greatest, exp.Least, exp.Round, exp.Sqrt, exp.Ln, exp.Filter, exp.Where, exp.Ordered),
-    *(exp.Alias, exp.Interval, exp.Var),
+    *(exp.Alias, exp.Interval, exp.Var, exp.IsNan),
 )
 """Expressions that mean the same on a host as in the asking process, and are written back as they were read."""
 

@@ -36,6 +36,7 @@ class _Engine(Postgres):
 
         TRANSFORMS: ClassVar = {
             **Postgres.Generator.TRANSFORMS,
+            exp.IsNan: lambda self, one: self.func("isnan", one.this),
             exp.Median: lambda self, one: self.func("median", one.this),
         }
 
