@@ -11,6 +11,7 @@ from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.tensor.ops.encode import foreign
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.reading import answer_of, check_readable, read_values
+from monarch_hpc.tensor.stream.copies import rebuild
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.holdings import Reply
 from monarch_hpc.tensor.streams.loans import check_use
@@ -22,13 +23,13 @@ def read_on_all(view: View, number: int) -> Future[Any]:
     """The future of a value's copies from all ranks, as a mesh of values."""
 
     def finish(replies: list[Reply]) -> ValueMesh[Any]:
-        from_rank = [answer_of(view, reply)[0] for reply in replies]
+        from_rank = [rebuild(answer_of(view, reply)[0]) for reply in replies]
         whole = type(view.region).whole(view.region.extent)
         return ValueMesh(whole, from_rank)
 
     check_readable(view)
     view.engine.flush()
-    future: Future[Any] = view.workers.read.fold(finish, [number])
+    future: Future[Any] = view.workers.read.fold(finish, (number,))
     return future
 
 

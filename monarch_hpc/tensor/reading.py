@@ -9,10 +9,14 @@ from typing import Any, TypeVar
 from monarch_hpc.actor.future import Future
 from monarch_hpc.core.errors import DeviceMeshError, SupervisionError
 from monarch_hpc.core.shape import Point
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.mesh.calls.watched import WatchedAnswer
+from monarch_hpc.tensor.stream.copies import rebuild
 from monarch_hpc.tensor.stream.engine import View
+from monarch_hpc.tensor.stream.frames import FrameRead
 from monarch_hpc.tensor.stream.holdings import Reply
 
-__all__ = ["answer_of", "check_readable", "read_values", "reread", "retried"]
+__all__ = ["answer_of", "check_readable", "read_values", "reread", "retried", "worker_at"]
 
 T = TypeVar("T")
 
@@ -71,6 +75,18 @@ def check_readable(view: View) -> None:
         view.engine.recorder.refuse_read()
 
 
+def worker_at(view: View, place: dict[str, int]) -> tuple[ActorMesh[Any], int]:
+    """The worker at some coordinates, in the order of the dimensions, and its rank.
+
+    Raises:
+        IndexError: a coordinate is outside its dimension.
+    """
+    found = view.at.get(at := tuple(place.values()))
+    if found is None:
+        found = view.at[at] = view.workers.slice(**place), view.region.slice(**place).base_rank(0)
+    return found
+
+
 def read_values(
     view: View, place: dict[str, int], numbers: list[int], finish: Callable[[list[Any]], Any], source: int = 0
 ) -> Future[Any]:
@@ -90,34 +106,40 @@ def read_values(
     recovery = view.engine.recovery
     expected, only_read = (0, False) if recovery is None else (recovery.expected, recovery.only_read)
     check_readable(view)
-    chosen = view.workers.slice(**place)
-    chosen_rank = view.region.slice(**place).base_rank(0)
-    view.engine.flush()
-    epoch = view.engine.epoch
+    chosen, chosen_rank = worker_at(view, place)
+    epoch, asked = view.engine.epoch, tuple(numbers)
 
-    def read(replies: list[Any], failures: dict[Point, BaseException]) -> Any:
+    def read(reply: Reply | None, failure: BaseException | None) -> Any:
         try:
-            values = retried(view, partial(answered, replies, failures), again, epoch)
+            values = retried(view, partial(answered, reply, failure), again, epoch)
         except DeviceMeshError:
             found = reread(view, source, expected, only_read=only_read)
             if found is None:
                 raise
-            values = [found]
-        return finish(values)
+            return finish([found])
+        return finish([rebuild(one) for one in values])
 
-    def answered(replies: list[Any], failures: dict[Point, BaseException]) -> Any:
-        if failures:
-            error = next(iter(failures.values()))
+    def answered(reply: Reply | None, failure: BaseException | None) -> Any:
+        if reply is None:
             _check_current(view, epoch)
-            view.engine.lose(chosen_rank, error)
+            view.engine.lose(chosen_rank, failure)
             raise view.engine.failure()
-        return answer_of(view, replies[0], expected, epoch)
+        return answer_of(view, reply, expected, epoch)
 
     def again() -> Any:
-        return answer_of(view, chosen.read.call_one(numbers).get(), expected)
+        return answer_of(view, chosen.read.call_one(asked).get(), expected)
 
-    future: Future[Any] = chosen.read.options(on_error="collect").fold_some(read, numbers)
-    return future
+    def read_frame(answer: tuple[Any, Reply] | None, failure: BaseException | None) -> Any:
+        return read(None if answer is None else answer[1], failure)
+
+    def read_alone(replies: list[Reply], failures: dict[Point, BaseException]) -> Any:
+        return read(next(iter(replies), None), next(iter(failures.values()), None))
+
+    with_frame: WatchedAnswer[Any] = WatchedAnswer(view.ranks.index(chosen_rank), read_frame)
+    if view.engine.flush(FrameRead(view, view.workers, chosen_rank, asked, with_frame)):
+        return with_frame
+    alone: Future[Any] = chosen.read.fold_some(read_alone, asked)
+    return alone
 
 
 def retried(view: View, first: Callable[[], T], again: Callable[[], T], epoch: int) -> T:

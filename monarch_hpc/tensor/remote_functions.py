@@ -18,7 +18,8 @@ from monarch_hpc.tensor.ops.infer import tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.process_groups import RemoteProcessGroup, check_groups
-from monarch_hpc.tensor.reading import answer_of, check_readable, retried
+from monarch_hpc.tensor.reading import answer_of, check_readable, retried, worker_at
+from monarch_hpc.tensor.stream.copies import rebuild
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, CallRequest, Ref
 from monarch_hpc.tensor.streams.loans import check_use
@@ -79,7 +80,7 @@ class Remote(Generic[P, R]):
     def _run_first(self, view: View, key: Any, args: Any, kwargs: Any) -> Any:
         """Run it, and take the shapes of its results from the first rank."""
         first = self._issue(view, args, kwargs, -1, _UNKNOWN)
-        chosen = view.workers.slice(**dict.fromkeys(view.region.extent, 0))
+        chosen, _ = worker_at(view, dict.fromkeys(view.region.extent, 0))
 
         def described() -> Any:
             return chosen.describe.fold(lambda replies: answer_of(view, replies[0]), first).get()
@@ -134,7 +135,7 @@ def _sent(leaf: Any, view: View, function: object) -> Any:
 def _on_one(view: View, number: int) -> Future[Any]:
     check_readable(view)
     view.engine.flush()
-    future: Future[Any] = view.workers.read.fold(lambda replies: answer_of(view, replies[0])[0], [number])
+    future: Future[Any] = view.workers.read.fold(lambda replies: rebuild(answer_of(view, replies[0])[0]), (number,))
     return future
 
 

@@ -107,11 +107,12 @@ def _rebuild(
     strides: tuple[int, ...],
     requires_grad: bool,
 ) -> torch.Tensor:
-    tensor = _empty(dtype)
-    if shape and 0 in shape:
-        offset = arrived.start
-    tensor.set_(arrived.made(_storage_of), (offset - arrived.start) // tensor.element_size(), shape, strides)
-    return tensor.requires_grad_(requires_grad)
+    with torch._C.DisableTorchFunction():  # of the mode of a mesh that is active
+        tensor = torch.empty(0, dtype=dtype)
+        if shape and 0 in shape:
+            offset = arrived.start
+        tensor.set_(arrived.made(_storage_of), (offset - arrived.start) // tensor.element_size(), shape, strides)
+        return tensor.requires_grad_(requires_grad)
 
 
 def _rebuild_parameter(*parts: Any) -> torch.nn.Parameter:

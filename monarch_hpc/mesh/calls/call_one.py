@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.actor.context import deadlines_seen
@@ -14,7 +14,7 @@ from monarch_hpc.mesh.calls.answer import CallOptions, is_result, late, read_ans
 from monarch_hpc.mesh.calls.callee import Callee
 from monarch_hpc.wire.frames import Buffer, Frame
 
-__all__ = ["SingleCall"]
+__all__ = ["FoldedCall", "SingleCall"]
 
 R = TypeVar("R")
 
@@ -139,3 +139,21 @@ class SingleCall(Future[R], Generic[R]):
 
     def _waits_for(self) -> str:
         return f"{self._callee.name}.{self._method}" if self.done() else self.where
+
+
+class FoldedCall(SingleCall[R], Generic[R]):
+    """The future of what *finish* returns for the answer of one actor; it takes the result, and its failure or None."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        callee: Callee,
+        method: str,
+        options: CallOptions,
+        finish: Callable[[Any, BaseException | None], R],
+    ) -> None:
+        super().__init__(runtime, callee, method, 0, options)
+        self._finish = finish
+
+    def _rebuild(self, raw: Any) -> R:
+        return self._finish(*read_answer(raw))

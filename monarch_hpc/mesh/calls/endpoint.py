@@ -18,7 +18,7 @@ from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.errors import CallTimeout
 from monarch_hpc.core.shape import Point, Region
 from monarch_hpc.mesh.calls.answer import CallOptions
-from monarch_hpc.mesh.calls.call_one import SingleCall
+from monarch_hpc.mesh.calls.call_one import FoldedCall, SingleCall
 from monarch_hpc.mesh.calls.callee import Callee
 from monarch_hpc.mesh.calls.gather import Gather
 from monarch_hpc.mesh.calls.landing import Landing
@@ -33,7 +33,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 G = TypeVar("G", bound=Gather)
 
-_DEFAULTS = CallOptions()
+_DEFAULTS, _COLLECTING = CallOptions(), CallOptions(collects=True)
 _TENSORS = "monarch_hpc.tensor.actor_calls"
 """Calls with mesh tensors, by name: this layer does not depend on them."""
 
@@ -163,7 +163,9 @@ class Endpoint(Generic[P, R]):
         by coordinate.
         """
         self._check_new("fold")
-        options = replace(self._options, collects=True)
+        options = _COLLECTING if self._options is _DEFAULTS else replace(self._options, collects=True)
+        if len(self._callee.ranks) == 1:
+            return self._fold_one(finish, options, args, kwargs)
         gather = Gather(current_runtime(), self._callee, self._name, options)
 
         def read(gather: Gather) -> T:
@@ -172,6 +174,24 @@ class Endpoint(Generic[P, R]):
             return finish(results, {self._callee.region.extent.point(place): one for place, one in failures.items()})
 
         return self._begin(gather, args, kwargs, read)
+
+    def _fold_one(
+        self,
+        finish: Callable[[list[R], dict[Point, BaseException]], T],
+        options: CallOptions,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> Future[T]:
+        """`fold_some` of the only actor, at the cost of `call_one`."""
+        extent = self._callee.region.extent
+
+        def read(value: Any, failure: BaseException | None) -> T:
+            return finish([value], {}) if failure is None else finish([], {extent.point(0): failure})
+
+        self._method.check(args, kwargs)
+        single: FoldedCall[T] = FoldedCall(current_runtime(), self._callee, self._name, options, read)
+        single.send(self._head, args, kwargs)
+        return single
 
     def reduce(self, folding: Folding[T, R], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call every actor; the future gives the value that *folding* makes of the results.

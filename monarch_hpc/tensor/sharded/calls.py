@@ -17,7 +17,9 @@ from monarch_hpc.wire.serializer import dumps
 __all__ = ["call_by_name", "derived", "new_tensor"]
 
 
-def call_by_name(view: View, name: str, args: Sequence[Any], refs: Sequence[int], num_outs: int = 1) -> int:
+def call_by_name(
+    view: View, name: str, args: Sequence[Any], refs: Sequence[int], num_outs: int = 1, at_once: bool = True
+) -> int:
     """Issue a call of a function of `worker.sharded.calls`; return the number of its result.
 
     Args:
@@ -26,11 +28,12 @@ def call_by_name(view: View, name: str, args: Sequence[Any], refs: Sequence[int]
         args: its arguments, with `Ref` for values.
         refs: their numbers.
         num_outs: see `CallRequest`.
+        at_once: whether it is sent now, not with a read that follows.
     """
     packed, buffers = dumps((SHARDED_CALLS + name, tuple(args), {}))
     request = CallRequest(name, packed, tuple(buffers), num_outs, torch.is_grad_enabled())
     num_values = 1 if num_outs < 0 else num_outs
-    return view.engine.emit(view, [CALL, -2, -1, len(refs), *refs], num_values, request, 3)
+    return view.engine.emit(view, [CALL, -2, -1, len(refs), *refs], num_values, request, 3, at_once=at_once)
 
 
 def new_tensor(number: int, view: View, shape: Sequence[int], dtype: torch.dtype, grads: bool) -> MeshTensor:

@@ -65,7 +65,7 @@ class ShardedOperations(MeshOperations):
         view.region.extent.check_known(place)
         at = view.region.slice(**{**dict.fromkeys(view.region.extent, 0), **place})  # checks the coordinates
         assert len(at) == 1
-        number = call_by_name(view, "shard", [Ref(tensor._h.number)], [tensor._h.number])
+        number = call_by_name(view, "shard", [Ref(tensor._h.number)], [tensor._h.number], at_once=False)
         found: torch.Tensor = self._read(view, number, place, lambda value: value).get()
         return found
 
@@ -80,7 +80,7 @@ class ShardedOperations(MeshOperations):
         recovery, source = view.engine.recovery, tensor._h.number
         expected, only_read = (0, False) if recovery is None else (recovery.expected, recovery.only_read)
         try:
-            number = call_by_name(view, "whole", [Ref(source)], [source])
+            number = call_by_name(view, "whole", [Ref(source)], [source], at_once=False)
             if recovery is not None:
                 recovery.note_harmless()
             return self._read(view, number, {}, finish, source)

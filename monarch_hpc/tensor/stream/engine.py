@@ -20,13 +20,12 @@ from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.ops.meta import TensorOperations
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.engine_state import EngineState
-from monarch_hpc.tensor.stream.failures import FailedOp, Failures
-from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, is_reached
+from monarch_hpc.tensor.stream.failures import Failures
+from monarch_hpc.tensor.stream.frames import FrameRead, Sequenced, is_direct, is_reached, post
 from monarch_hpc.tensor.stream.issue_log import LoggedFrame
-from monarch_hpc.tensor.stream.records import FREE, HALTED
+from monarch_hpc.tensor.stream.records import FREE
 from monarch_hpc.tensor.stream.sites import Site, SiteLines, site_here
 from monarch_hpc.tensor.stream.templates import TemplateTable
-from monarch_hpc.tensor.worker.report import OpFailure
 from monarch_hpc.tensor.worker.values import is_lost
 
 __all__ = ["TensorEngine", "View"]
@@ -42,14 +41,17 @@ class View:
         operations: what is done with tensors of this view.
 
     Attributes:
+        at: workers and their ranks by coordinates, see `tensor.reading.worker_at`.
         dead: numbers of values to free.
         entries: what is known of operations by cache key, see `tensor.ops.dispatch`.
         mesh: number of the template that describes a mesh with sharded tensors; 0 if each rank has values of its own.
+        run: the workers' endpoint for frames.
         whole: the ranks before any was left out.
     """
 
     __slots__ = (
         "__weakref__",
+        "at",
         "dead",
         "engine",
         "entries",
@@ -57,6 +59,7 @@ class View:
         "operations",
         "ranks",
         "region",
+        "run",
         "whole",
         "workers",
     )
@@ -66,12 +69,13 @@ class View:
     ) -> None:
         self.engine = engine
         self.region = self.whole = region
-        self.workers = workers
+        self.workers, self.run = workers, workers.run.options(on_error="collect")
         self.operations = operations
         self.dead: deque[int] = deque()
         self.entries: dict[tuple[Any, ...], Any] = {}
         self.mesh = 0
         self.ranks = tuple(region.base_ranks())
+        self.at: dict[tuple[int, ...], tuple[ActorMesh[Any], int]] = {}
 
     @property
     def name(self) -> str:
@@ -82,6 +86,8 @@ class View:
         """Be on other ranks from here on, so that all tensors are; the engine's lock is held."""
         self.region, self.ranks = region, tuple(region.base_ranks())
         self.workers = self.workers._viewing(region)
+        self.run = self.workers.run.options(on_error="collect")
+        self.at.clear()
 
 
 class TensorEngine(EngineState):
@@ -107,7 +113,7 @@ class TensorEngine(EngineState):
     """
 
     def __init__(self, key: int, name: str, config: TensorConfig, abort: Callable[[str, int], None]) -> None:
-        super().__init__(name, abort)
+        super().__init__(name, abort, Failures(config.keep_errors))
         self.key, self.config = key, config
         self.ints: list[int] = []
         self.sites: list[Site] = []
@@ -115,7 +121,6 @@ class TensorEngine(EngineState):
         self.threshold = config.first_frame_ints
         self.next_value = 1
         self.views: dict[tuple[Region, bool], View] = {}
-        self.failures = Failures(config.keep_errors)
         self.recorder: FrameRecorder | None = None
         self.site_log: list[tuple[int, list[Site]]] | None = None
         self.step_begun: tuple[int, int] | None = None
@@ -206,15 +211,18 @@ class TensorEngine(EngineState):
 
     # ---- frames ----
 
-    def flush(self) -> None:
-        """Send all records that are issued."""
+    def flush(self, read: FrameRead | None = None) -> bool:
+        """Send all records that are issued; return whether *read* has left with them."""
         with self.lock:
             for view in self.views.values():
                 if view.dead and self.broken is None:
                     self.use(view)
                     self.free_dead(view)
-            if self.ints:
-                self.send()
+            if not self.ints:
+                return False
+            carried = read if read is not None and read.view is self.view and is_direct(read.workers) else None
+            self.send(read=carried)
+            return carried is not None
 
     def _tick(self) -> None:
         """Send what has waited for a moment; on the driver."""
@@ -244,8 +252,8 @@ class TensorEngine(EngineState):
         """Send a first frame early, so that ranks do not idle; further ones when they are full."""
         self.threshold = self.config.frame_ints if self._frames else self.config.first_frame_ints
 
-    def send(self, *, waits: bool = True) -> None:
-        """Send the frame, which is not empty; the caller holds the lock."""
+    def send(self, *, waits: bool = True, read: FrameRead | None = None) -> None:
+        """Send the frame, which is not empty, and a read of its ranks with it; the caller holds the lock."""
         view, sites, ints, objects = self.view, self.sites, self.ints, self._objects
         assert view is not None
         if self.recorder is not None:
@@ -258,18 +266,18 @@ class TensorEngine(EngineState):
         self.threshold = self.config.frame_ints
         if self.log is not None:
             self.log.add(issued)
-        self._post(issued, waits=waits)
+        self._post(issued, waits=waits, read=read)
 
-    def _post(self, issued: LoggedFrame, *, waits: bool) -> None:
+    def _post(self, issued: LoggedFrame, *, waits: bool, read: FrameRead | None = None) -> None:
         """Send a frame to its ranks."""
         view, base, ints, objects, sites = issued
         frame, lines = Sequenced(issued, self.epoch), self._lines.of(sites, view.ranks)
         data = array("q", ints).tobytes()
-        arguments = base, self.templates.take_new(), objects, data, view.mesh, self.epoch, lines
+        arguments = base, self.templates.take_new(), tuple(objects), data, view.mesh, self.epoch, lines
         self._num_unacked += len(sites)
         self._frames.append(frame)
         try:
-            frame.future = view.workers.run.options(on_error="collect").call(*arguments)
+            frame.future = post(view.run, arguments, read)
         except BaseException as error:
             self._frames.remove(frame)
             self._num_unacked -= len(sites)
@@ -287,21 +295,7 @@ class TensorEngine(EngineState):
         """Note the answers to a frame; on the driver."""
         if frame.epoch != self.epoch:
             return
-        halted: tuple[int, str] | None = None
-        for rank, (_, answer) in zip(view.ranks, done.result(), strict=True):
-            if isinstance(answer, BaseException):
-                self.lose(rank, answer)
-                continue
-            failed: list[OpFailure] = answer
-            for failure in failed:
-                if failure[0] == HALTED:
-                    halted = rank, failure[3]
-                    continue
-                self.failures.add(FailedOp(rank, frame.sites[failure[0] - frame.base], failure))
-        if view.mesh and len({failed_seqs(answer) for _, answer in done.result()}) > 1:
-            self._note_difference(view.ranks, done)
-        if halted is not None:
-            self.suspect(*halted)
+        self._note_reports(frame, view.ranks, done.result(), alike=bool(view.mesh))
         self._num_unacked -= len(frame.sites)
         self._frames.remove(frame)
         if self.recovery is not None and self.broken is None:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Sequence
 from threading import RLock
 from typing import Any
 
-from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.errors import ActorDied, DeviceMeshError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import text_of
-from monarch_hpc.tensor.stream.frames import first_to_differ
+from monarch_hpc.tensor.stream.failures import FailedOp, Failures
+from monarch_hpc.tensor.stream.frames import Sequenced, failed_seqs, first_to_differ
 from monarch_hpc.tensor.stream.issue_log import IssueLog
+from monarch_hpc.tensor.stream.records import HALTED
 from monarch_hpc.tensor.stream.versions import Versions
+from monarch_hpc.tensor.worker.report import OpFailure
 
 __all__ = ["EngineState"]
 
@@ -24,6 +26,7 @@ class EngineState:
     Args:
         name: the mesh of procs in messages.
         abort: ends the collectives of the ranks that live; takes the cause, and the epoch.
+        failures: keeps what failed.
 
     Attributes:
         lock: held while a record is added.
@@ -45,8 +48,8 @@ class EngineState:
         survey: asks without versions which rank has died, where others have only missed it in a collective.
     """
 
-    def __init__(self, name: str, abort: Callable[[str, int], None]) -> None:
-        self.name = name
+    def __init__(self, name: str, abort: Callable[[str, int], None], failures: Failures) -> None:
+        self.name, self.failures = name, failures
         self.lock = RLock()
         self.broken: DeviceMeshError | None = None
         self.epoch = self.num_ranks = 0
@@ -126,9 +129,32 @@ class EngineState:
                 "procs"
             )
 
-    def _note_difference(self, ranks: Sequence[int], done: Future[Any]) -> None:
+    def _note_reports(self, frame: Sequenced, ranks: Sequence[int], reports: Sequence[Any], *, alike: bool) -> None:
+        """Note what the ranks report of a frame.
+
+        Args:
+            ranks: the ranks.
+            reports: their reports, or why there is none.
+            alike: whether the same must have failed on all.
+        """
+        halted: tuple[int, str] | None = None
+        for rank, report in zip(ranks, reports, strict=True):
+            if isinstance(report, BaseException):
+                self.lose(rank, report)
+                continue
+            failed: tuple[OpFailure, ...] = report
+            for failure in failed:
+                if failure[0] == HALTED:
+                    halted = rank, failure[3]
+                else:
+                    self.failures.add(FailedOp(rank, frame.sites[failure[0] - frame.base], failure))
+        if alike and len({failed_seqs(report) for report in reports}) > 1:
+            self._note_difference(ranks, reports)
+        if halted is not None:
+            self.suspect(*halted)
+
+    def _note_difference(self, ranks: Sequence[int], reports: Sequence[Any]) -> None:
         """Note that ranks of sharded tensors have failed in different operations, so that their values differ."""
-        reports = [answer for _, answer in done.result()]
         if self.broken is not None or any(isinstance(answer, BaseException) for answer in reports):
             return
         rank, failure = first_to_differ(ranks, reports)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.mesh.calls.endpoint import Endpoint
+from monarch_hpc.mesh.calls.watched import WatchedAnswer, fold_watched
 from monarch_hpc.tensor.stream.issue_log import LoggedFrame
 from monarch_hpc.tensor.stream.records import HALTED
 from monarch_hpc.tensor.worker.report import OpFailure
 
-__all__ = ["Sequenced", "failed_seqs", "first_to_differ", "is_reached"]
+__all__ = ["FrameRead", "Sequenced", "failed_seqs", "first_to_differ", "is_direct", "is_reached", "post"]
 
 
 class Sequenced:
@@ -37,6 +39,41 @@ class Sequenced:
         self.future: Future[Any] | None = None
 
 
+class FrameRead(NamedTuple):
+    """A read of values on one rank, which leaves with the frame that is being filled.
+
+    Attributes:
+        view: the ranks of the values.
+        workers: their workers.
+        rank: the rank that is to answer.
+        numbers: the values.
+        answer: is completed with the answer of that rank to the frame, see `TensorWorker.run`.
+    """
+
+    view: object
+    workers: ActorMesh[Any]
+    rank: int
+    numbers: tuple[int, ...]
+    answer: WatchedAnswer[Any]
+
+
+def post(run: Endpoint[..., Any], arguments: tuple[object, ...], read: FrameRead | None) -> Future[list[Any]]:
+    """Send a frame; the future gives what each rank reports of it, or why it does not."""
+    if read is None:
+        own: Future[list[Any]] = run.fold(_reports, *arguments, -1, ())
+        return own
+    return fold_watched(run, read.answer, _reports, *arguments, read.rank, read.numbers)
+
+
+def _reports(answers: list[Any]) -> list[Any]:
+    return [answer if isinstance(answer, BaseException) else answer[0] for answer in answers]
+
+
+def is_direct(actors: ActorMesh[Any]) -> bool:
+    """Whether each of some actors is called by itself, so that the answer of one waits for no other."""
+    return isinstance(actors, ActorMesh) and len(actors._callee.ranks) <= current_runtime().casts.max_direct
+
+
 def is_reached(actors: ActorMesh[Any]) -> bool:
     """Whether there are channels to all of some actors, so that to send takes no wait."""
     runtime, callee = current_runtime(), actors._callee
@@ -53,7 +90,7 @@ def failed_seqs(answer: Any) -> frozenset[int]:
     return frozenset(failure[0] for failure in answer if failure[0] != HALTED)
 
 
-def first_to_differ(ranks: Sequence[int], reports: Sequence[list[OpFailure]]) -> tuple[int, OpFailure]:
+def first_to_differ(ranks: Sequence[int], reports: Sequence[Sequence[OpFailure]]) -> tuple[int, OpFailure]:
     """The first rank with a failure that not all of them have, and the failure; there must be one."""
     alike = frozenset.intersection(*(frozenset(failure[0] for failure in report) for report in reports))
     return next(

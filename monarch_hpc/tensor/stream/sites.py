@@ -34,7 +34,7 @@ class SiteLines:
         self._known: dict[tuple[int, ...], int] = {}
         self._lines: list[str] = []
 
-    def of(self, sites: list[Site], ranks: tuple[int, ...]) -> tuple[int, list[str], bytes]:
+    def of(self, sites: list[Site], ranks: tuple[int, ...]) -> tuple[int, tuple[str, ...], bytes]:
         """What a frame says about the lines of its operations.
 
         Args:
@@ -52,7 +52,7 @@ class SiteLines:
             found = [self._number(site) for site in sites]
         first = self._known.get(ranks, 0)
         self._known[ranks] = len(self._lines)
-        return first, self._lines[first:], array("H", found).tobytes()
+        return first, tuple(self._lines[first:]), array("H", found).tobytes()
 
     def _number(self, site: Site) -> int:
         code, last = site

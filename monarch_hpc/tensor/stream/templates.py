@@ -41,10 +41,10 @@ class TemplateTable:
             known.update(ranks)
             self._new.append((number, self._specs[number]))
 
-    def take_new(self) -> list[tuple[int, Any]]:
+    def take_new(self) -> tuple[tuple[int, Any], ...]:
         """The templates that leave with the next frame."""
         new, self._new = self._new, []
-        return new
+        return tuple(new)
 
     def spec_of(self, number: int) -> Any:
         """The template with a number."""

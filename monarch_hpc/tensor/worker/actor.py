@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections import OrderedDict
 from collections.abc import Sequence
-from threading import Condition, get_ident
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from monarch_hpc.actor.metrics import own_recorder
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.tensor.stream.copies import Copied, copy_value
 from monarch_hpc.tensor.stream.holdings import LateFrame, Rejoining, Reply, Restoring, WorkerPlace
 from monarch_hpc.tensor.stream.records import (
     FIRST_TEMPLATE,
@@ -33,13 +33,14 @@ from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.divergence import Divergence, FailedFrame
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
+from monarch_hpc.tensor.worker.lent import LentValues
 from monarch_hpc.tensor.worker.local import add_worker, reopen_worker, tell_stopped
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.progress import FrameLines, OpProgress
 from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
 from monarch_hpc.tensor.worker.template import Template
-from monarch_hpc.tensor.worker.values import Dependent, Failure, Values, is_lost
+from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
 __all__ = ["TensorWorker", "WorkerSettings"]
 
@@ -87,17 +88,14 @@ class TensorWorker(Actor):
         self._values = Values()
         self._healing = RankHealing(self._rank, self._values, self._groups, settings.ranks)
         self._queue = RankQueue(is_own=settings.is_stream)
-        self._execution = Execution(rank, self._values, groups, self._healing, self._lend, self._queue, self._run)
+        self._lent = LentValues(rank, settings.max_lent)
+        self.borrowed, self.loaned = self._lent.borrowed, self._lent.loaned
+        lend = self._lent.lend
+        self._execution = Execution(rank, self._values, groups, self._healing, lend, self._queue, self._run)
         self._templates = self._execution.templates
         self._shardings: dict[int, Any] = {}
         self._failures: list[OpFailure] = []
         self._effects: list[int] = []
-        self._lent: OrderedDict[int, Any] = OrderedDict()
-        self._loans: dict[int, Any] = {}
-        self._max_lent = settings.max_lent
-        self._last_lent = 0
-        self._lending = Condition()
-        self._cause = ""
         self._key = settings.key + groups.offset
         self._seq, self._next_seq = -1, 0
         self._thread = 0
@@ -111,14 +109,16 @@ class TensorWorker(Actor):
     def run(
         self,
         base: int,
-        specs: list[tuple[int, Any]],
-        objects: list[Any],
+        specs: Sequence[tuple[int, Any]],
+        objects: Sequence[Any],
         data: bytes,
         mesh: int,
         epoch: int,
         lines: FrameLines,
-    ) -> list[OpFailure]:
-        """Execute a frame; return the operations that failed, without those that only depend on them.
+        reader: int,
+        numbers: tuple[int, ...],
+    ) -> tuple[tuple[OpFailure, ...], Reply | None]:
+        """Execute a frame; return the operations that failed, without those that only depend on them, and copies.
 
         Args:
             base: sequence number of the first operation.
@@ -129,17 +129,22 @@ class TensorWorker(Actor):
                 each rank has of its own.
             epoch: number of the attempt to have a mesh; frames of earlier ones are not executed.
             lines: the lines that issued its operations.
+            reader: the rank that returns copies of values afterwards; -1 if there is none.
+            numbers: the values.
         """
         self._define_all(specs)
         self._progress.begin(base, lines)
         try:
-            return self._run_frame(base, objects, data, mesh, epoch)
+            failed = self._run_frame(base, objects, data, mesh, epoch)
         finally:
             self._progress.end()
+        return failed, self._copies(numbers) if reader == self._rank else None
 
-    def _run_frame(self, base: int, objects: list[Any], data: bytes, mesh: int, epoch: int) -> list[OpFailure]:
+    def _run_frame(
+        self, base: int, objects: Sequence[Any], data: bytes, mesh: int, epoch: int
+    ) -> tuple[OpFailure, ...]:
         if self._healing.cause or epoch < self._healing.epoch:
-            return [self._halted()]
+            return (self._halted(),)
         record = memoryview(data).cast("q").tolist()
         self._thread = get_ident()
         self._failures = []
@@ -160,12 +165,12 @@ class TensorWorker(Actor):
             with self._queue.entered():
                 self._run(base, record, objects)
         self._thread = 0
-        return [*self._failures, self._halted()] if self._healing.cause else self._failures
+        return (*self._failures, self._halted()) if self._healing.cause else tuple(self._failures)
 
     def _halted(self) -> OpFailure:
         return HALTED, "", "", self._healing.cause, "", b""
 
-    def _define_all(self, specs: list[tuple[int, Any]]) -> None:
+    def _define_all(self, specs: Sequence[tuple[int, Any]]) -> None:
         for number, spec in specs:
             self._define(number, spec)
 
@@ -254,19 +259,21 @@ class TensorWorker(Actor):
     # ---- reads ----
 
     @endpoint
-    def read(self, numbers: list[int]) -> Reply:
+    def read(self, numbers: tuple[int, ...]) -> Reply:
         """Return copies of values."""
+        return self._copies(numbers)
+
+    def _copies(self, numbers: tuple[int, ...]) -> Reply:
         if self._healing.cause:
             return self._reply("halted", None)
-        found = []
+        found: list[Copied] = []
         for number in numbers:
             value = self._values.found(number)
             if type(value) is Failure:
                 return self._reply("failed", value.root)
             with self._queue.entered():
-                own = getattr(value, "_local_tensor", value)  # of a whole value that a heal has taken over
-                found.append(own.detach().clone() if isinstance(own, torch.Tensor) else own)
-        return self._reply("value", found)
+                found.append(copy_value(value))
+        return self._reply("value", tuple(found))
 
     def _reply(self, kind: str, value: Any) -> Reply:
         effects, self._effects = tuple(self._effects), []
@@ -329,64 +336,17 @@ class TensorWorker(Actor):
         for number in [number for number, one in self._templates.items() if type(one) is ReplayedProgram]:
             del self._templates[number]
         self._define_all(order.specs)
-        self._cause = ""
+        self._lent.reopen()
         reopen_worker(self._key)
         self._healing.meet(order)
 
-    # ---- copies for actors ----
-
-    def _lend(self, token: int, value: Any, *, is_loan: bool = False) -> None:
-        with self._lending:
-            (self._loans if is_loan else self._lent)[token] = value
-            self._last_lent = token
-            while len(self._lent) > self._max_lent:
-                self._lent.popitem(last=False)
-            self._lending.notify_all()
-
-    def borrowed(self, token: int) -> object:
-        """Wait for a lent copy, and take it; from any thread.
-
-        Args:
-            token: number of the copy; they are lent in the order of these numbers.
-
-        Raises:
-            RuntimeError: it failed, it was dropped because too many others waited, or the mesh ended.
-        """
-        with self._lending:
-            self._lending.wait_for(lambda: token <= self._last_lent or self._cause)
-            if token not in self._lent:
-                raise RuntimeError(self._dropped() if token <= self._last_lent else self._cause)
-            value = self._lent.pop(token)
-        if type(value) is Failure:
-            why = "it died with its process" if is_lost(value.root) else f"operation {value.root} failed"
-            raise RuntimeError(f"this mesh tensor has no value on rank {self._rank}: {why}")
-        return value
-
-    def loaned(self, token: int) -> Any:
-        """Wait for what this stream hands to another one, and take it; from any thread.
-
-        Raises:
-            RuntimeError: the mesh ended.
-        """
-        with self._lending:
-            self._lending.wait_for(lambda: token in self._loans or self._cause)
-            if token not in self._loans:
-                raise RuntimeError(self._cause)
-            return self._loans.pop(token)
-
-    def _dropped(self) -> str:
-        return (
-            f"the mesh tensor of this call was dropped on rank {self._rank}: more than {self._max_lent} later ones "
-            "waited for their actors, see tensor.max_lent; wait for answers in between, or raise it"
-        )
+    # ---- ends ----
 
     def abort(self, cause: str, epoch: int | None = None) -> None:
         """End the collectives of an epoch, or of this one, if there is no later one; from any thread."""
         if not self._groups.abort(cause, epoch):
             return
-        with self._lending:
-            self._cause = cause
-            self._lending.notify_all()
+        self._lent.end(cause)
 
     def place(self) -> WorkerPlace:
         """The operation under way, and the stack; from any thread."""

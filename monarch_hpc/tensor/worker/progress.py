@@ -7,7 +7,7 @@ from monarch_hpc.telemetry.recorder import Recorder
 
 __all__ = ["FrameLines", "OpProgress"]
 
-FrameLines = tuple[int, list[str], bytes]
+FrameLines = tuple[int, tuple[str, ...], bytes]
 """See `stream.sites.SiteLines.of`."""
 
 _MAX_NAMES = 1 << 14

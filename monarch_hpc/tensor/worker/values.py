@@ -79,7 +79,7 @@ class Values(dict[int, Any]):
         self.lost_before = 0
 
     def __missing__(self, number: int) -> Any:
-        if number < self.lost_before:
+        if 0 <= number < self.lost_before:
             raise Dependent(lost_root(self.lost_rank, number))
         if self.lost_root:
             raise Dependent(self.lost_root)

@@ -138,7 +138,7 @@ def test_ranks_are_told_each_line_once() -> None:
     first = site_here(1)
     second = site_here(1)
     base, told, numbers = lines.of([first, second, first], (0, 1))
-    assert base == 0 and told == [line_of(first), line_of(second)]
+    assert base == 0 and told == (line_of(first), line_of(second))
     assert memoryview(numbers).cast("H").tolist() == [1, 2, 1]
-    assert lines.of([second], (0, 1)) == (2, [], b"\x02\x00")
+    assert lines.of([second], (0, 1)) == (2, (), b"\x02\x00")
     assert lines.of([second], (0,))[:2] == (0, told)  # others

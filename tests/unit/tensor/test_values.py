@@ -38,6 +38,15 @@ def test_what_an_earlier_process_held_is_lost_and_what_never_was_is_a_fault() ->
         values[11]
 
 
+def test_a_number_that_no_value_has_is_a_fault_also_where_values_are_lost() -> None:
+    values = Values()
+    for lost_before in (0, 10):
+        values.lost_before = lost_before
+        for number in (-1, -(1 << 63), 1 << 62):
+            with pytest.raises(KeyError):
+                values[number]
+
+
 def test_new_contents_replace_what_is_lost_or_has_failed() -> None:
     values = _values()
     values.fail(5, [13], [])
