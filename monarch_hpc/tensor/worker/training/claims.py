@@ -8,12 +8,13 @@ only the last one to claim the folder completes its checkpoint.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
@@ -81,12 +82,12 @@ class Claim(FileSystem):
     # ---- what FileSystemWriter completes a checkpoint by ----
 
     @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IO[Any]]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         """Open a file; for ``.metadata`` the claim, which must still be there."""
         if Path(path).name.startswith(".metadata"):
             path, mode = self._file, "r+b"
         try:
-            stream = open(path, mode)
+            stream = cast("io.IOBase", open(path, mode))
         except FileNotFoundError as error:
             raise self._lost(error) from error
         with stream:
