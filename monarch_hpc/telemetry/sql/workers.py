@@ -33,6 +33,9 @@ _PR_SET_PDEATHSIG = 1
 _MAX_RUNNING = 4
 """Questions that run at a time: one without end takes a place until its deadline, and holds up nobody."""
 
+_REST_S = 60.0
+"""Time that a worker waits for another question. By then nobody waits for the answers, and it has a hundred MB."""
+
 _MAX_GROWTH_BYTES = 112 << 20
 """Memory that a worker may have taken and still wait for another question: its rows of earlier ones, and libraries."""
 
@@ -211,9 +214,8 @@ class QuestionWorkers:
 
     @staticmethod
     def _next_question(messages: MessageSocket) -> EngineQuestion | None:
-        """Wait for the next question, of which there is one at a time; None if there will be none."""
-        while not messages.ended:
-            select.select([messages], [], [])
+        """Wait for the next question, of which there is one at a time; None if none comes for a while."""
+        while not messages.ended and select.select([messages], [], [], _REST_S)[0]:
             for message in messages.receive():
                 if isinstance(message, AskSql | AskEngine | MergeParts):
                     return message
