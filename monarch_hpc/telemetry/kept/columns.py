@@ -81,12 +81,12 @@ def columns_of(table: str, process: KeptProcess, records: bytes, wanted: Collect
 def split_calls(records: bytes, names: Collection[str]) -> list[tuple[str, bytes]]:
     """Return the records of the ring of events for some tables: calls that were handled, and calls that were sent."""
     made = np.frombuffer(records, _RECORD)
-    kinds = made["kind"]
-    return [
-        (name, made[kinds == kind].tobytes())
-        for name, kind in ((HANDLED.name, RecordKind.HANDLED), (SENDS.name, RecordKind.SENT))
-        if name in names
-    ]
+    found = []
+    for name, kind in ((HANDLED.name, RecordKind.HANDLED), (SENDS.name, RecordKind.SENT)):
+        if name in names:
+            chosen = made["kind"] == kind
+            found.append((name, records if chosen.all() else made[chosen].tobytes()))
+    return found
 
 
 def drop_empty(records: bytes) -> bytes:

@@ -33,6 +33,9 @@ _PR_SET_PDEATHSIG = 1
 _MAX_RUNNING = 4
 """Questions that run at a time: one without end takes a place until its deadline, and holds up nobody."""
 
+_REST_S = 60.0
+"""Time that a worker waits for another question. By then nobody waits for the answers, and it has a hundred MB."""
+
 _MAX_GROWTH_BYTES = 112 << 20
 """Memory that a worker may have taken and still wait for another question: its rows of earlier ones, and libraries."""
 
@@ -195,28 +198,36 @@ class QuestionWorkers:
                 one.messages.close()
             self._be_first_to_go()
             first_bytes = last_bytes = read_anonymous_bytes(os.getpid())
-            self._reply(question, messages)
-            while not messages.ended:
+            asked: EngineQuestion | None = question
+            while asked is not None:
+                body = self._answer_to(asked)
                 last_bytes = self._return_memory(last_bytes)
+                messages.send_encoded(body)
+                while messages.num_waiting and not messages.ended:
+                    select.select([], [messages], [])
+                    messages.flush()
                 if last_bytes > first_bytes + _MAX_GROWTH_BYTES:
                     break
-                select.select([messages], [], [])
-                for message in messages.receive():
-                    if isinstance(message, AskSql | AskEngine | MergeParts):
-                        self._reply(message, messages)
+                asked = self._next_question(messages)
         finally:
             os._exit(1)
 
-    def _reply(self, question: EngineQuestion, messages: MessageSocket) -> None:
+    @staticmethod
+    def _next_question(messages: MessageSocket) -> EngineQuestion | None:
+        """Wait for the next question, of which there is one at a time; None if none comes for a while."""
+        while not messages.ended and select.select([messages], [], [], _REST_S)[0]:
+            for message in messages.receive():
+                if isinstance(message, AskSql | AskEngine | MergeParts):
+                    return message
+        return None
+
+    def _answer_to(self, question: EngineQuestion) -> bytes:
         try:
             message = self._answer(question)
         except Exception as error:  # noqa: BLE001 the engine's errors have no class of their own
             print(f"a question was not answered: {error}", file=sys.stderr, flush=True)
             message = unanswered(question, f"the query cannot be answered: {error}")
-        messages.send_encoded(encode(message))
-        while messages.num_waiting and not messages.ended:
-            select.select([], [messages], [])
-            messages.flush()
+        return encode(message)
 
     def _return_memory(self, last_bytes: int) -> int:
         """Return what is free, if this process has much more memory than the last time; return what it has."""

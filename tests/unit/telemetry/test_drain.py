@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.kept.chunks import CASTS, SENDS
-from monarch_hpc.telemetry.layout import CAST, RECORD_BYTES
+from monarch_hpc.telemetry.kept.chunks import CASTS, EVENTS, SENDS, SPANS
+from monarch_hpc.telemetry.layout import CAST, HEADER, RECORD, RECORD_BYTES, RecordKind, Ring
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.recorder import Recorder
@@ -126,3 +126,39 @@ def test_a_drain_reads_little_more_than_what_is_new(caller: Caller) -> None:
         caller.take()
         assert sum(caller.sizes) < size * RECORD_BYTES + 4 * 512 * RECORD_BYTES
     assert caller.taken == set(range(1, 1011))
+
+
+def _ring_of(ring: Ring, written: int, kind: int, others: set[int], open_ones: set[int]) -> dict[int, bytes]:
+    """Memory, by place, of a ring whose latest records are there: *others* of another kind, *open_ones* that go on."""
+    found = {ring.cursor_at: written.to_bytes(8, "little")}
+    for number in range(max(written - ring.num, 0) + 1, written + 1):
+        dur = layout.OPEN if number in open_ones else 5
+        record = RECORD.pack(
+            1, RecordKind.PROC_STARTING if number in others else kind, 0, 0, 1, 0, 1, 1, dur, 0, number
+        )
+        found[ring.at + (number & (ring.num - 1)) * RECORD_BYTES] = record
+    return found
+
+
+@pytest.mark.parametrize("more", [-3, 0, 1, 500])
+@pytest.mark.parametrize("what", [EVENTS, SPANS])
+def test_of_a_ring_all_are_taken_that_are_there_but_others(what: str, more: int) -> None:
+    ring = {EVENTS: layout.EVENTS, SPANS: layout.SPANS}[what]
+    written = ring.num + more
+    oldest = max(more, -1) + 2 if more > -2 else 1  # the next one may be on its way, to the place of the one before
+    left_out = {oldest, oldest + 1, written - 7, written}
+    kind = RecordKind.HANDLED if what == EVENTS else RecordKind.SPAN
+    parts = _ring_of(ring, written, kind, left_out if what == EVENTS else set(), left_out if what == SPANS else set())
+    memory = bytearray(max(parts) + RECORD_BYTES + HEADER.size)
+    for at, data in parts.items():
+        memory[at : at + len(data)] = data
+
+    def read(at: int, size: int) -> bytes:
+        return bytes(memory[at : at + size])
+
+    drain = Drain(read, {})
+    records, num_lost = drain._take_ring(what, 0, written)
+    numbers = memoryview(records).cast("Q")[7::8].tolist()
+    assert numbers == [number for number in range(oldest, written + 1) if number not in left_out]
+    assert num_lost == oldest - 1
+    assert drain._open_spans == (left_out if what == SPANS else set())
