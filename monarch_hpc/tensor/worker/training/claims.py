@@ -14,6 +14,7 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
@@ -90,7 +91,7 @@ class Claim(FileSystem):
         except FileNotFoundError as error:
             raise self._lost(error) from error
         with stream:
-            yield stream
+            yield cast("io.IOBase", stream)
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         """Nothing is removed before it is replaced."""
