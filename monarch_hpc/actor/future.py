@@ -8,7 +8,7 @@ import time
 from _thread import RLock
 from collections.abc import Callable, Generator, Sequence
 from threading import Condition
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from monarch_hpc.actor.running_loop import keep_awake, running_loop, warn_of_blocking
 from monarch_hpc.core.arguments import check_seconds
@@ -358,13 +358,12 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _read(self) -> T:
         if self._state is _CANCELLED:
             raise concurrent.futures.CancelledError
-        if self._raw is not None:
+        while self._raw is not None:  # again, if another reader was interrupted at it
             self._settle()
         if self._error is not None:
             # Each reader gets a fresh traceback, without the frames of earlier readers.
             raise BaseException.with_traceback(self._error, None)  # unbound: the class may override it
-        value: T = self._value
-        return value
+        return cast("T", self._value)
 
     def _settle(self) -> None:
         raw = None
@@ -380,17 +379,19 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                 self._value = self._rebuild(raw)
                 self._raw = None
         except BaseException as error:
-            if issubclass(type(error), Exception) and not may_be_signal(error):  # remote, or of code that rebuilds
-                self._error, self._raw = error, None
-                return
-            if raw is not None and raw is not _REBUILDING:  # such as Ctrl-C at any of these lines: the next one retries
-                self._raw = raw
+            try:
+                if issubclass(type(error), Exception) and not may_be_signal(error):  # remote, or of code that rebuilds
+                    self._error, self._raw = error, None
+                    return
+            finally:
+                # Such as Ctrl-C at any of these lines, or no memory for a look at the error: the next one retries.
+                if self._raw is _REBUILDING and raw is not None and raw is not _REBUILDING:
+                    self._raw = raw
             raise
 
-    def _rebuild(self, raw: Any) -> T:
+    def _rebuild(self, raw: Callable[[], T]) -> T:
         """Return the value or raise the exception; runs once, on the first thread that reads."""
-        value: T = raw()
-        return value
+        return raw()
 
 
 def _check_timeout(timeout: object) -> None:

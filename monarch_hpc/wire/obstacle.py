@@ -21,8 +21,8 @@ _SEARCH_S = 1.0
 """Time limit of the search, which pickles the value repeatedly while the caller of an endpoint waits."""
 
 
-def refusal(parts: Mapping[str, object], error: BaseException) -> TypeError:
-    """Return an error that names the part that cannot be sent, and why.
+def refusal(parts: Mapping[str, object], error: BaseException) -> Exception:
+    """Return an error that names the part that cannot be sent, and why: TypeError, or MemoryError without a search.
 
     Args:
         parts: the values to be sent, by the sender's names for them.
@@ -33,6 +33,8 @@ def refusal(parts: Mapping[str, object], error: BaseException) -> TypeError:
     """
     if may_be_signal(error):
         raise error
+    if issubclass(type(error), MemoryError):
+        return MemoryError(f"{', '.join(parts)} cannot be sent: {summary_of(error)}")
     end_s = monotonic() + _SEARCH_S
     for name, value in parts.items():
         if _fails(value):

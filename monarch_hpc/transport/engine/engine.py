@@ -182,7 +182,9 @@ class Engine(Sources):
             while not self._closing:
                 if self._drive.acquire(blocking=False):
                     try:
-                        return self._drive_until(ready, end_s, sleeper, lends, whole)
+                        ended = self._drive_until(ready, end_s, sleeper, lends, whole)
+                        if ended or not self._closing:
+                            return ended
                     except OSError as error:
                         if not is_fatal(error):
                             raise

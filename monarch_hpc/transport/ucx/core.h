@@ -38,6 +38,9 @@
  * because others run: to progress in its place costs more than it gains, since UCX's locks spin. */
 #define MC_LEAVE_NS 2000000
 #define MC_THREAD_LIMIT (64 << 20) /* bytes queued for Python at which the thread pauses, to slow the sender */
+/* From here on the sender keeps a message until the receiver has memory for it, whatever UCX takes for faster: 1.18
+ * sends all sizes eagerly over shared memory and tcp, and loses those for which the receiver has no memory. */
+#define MC_RENDEZVOUS_BYTES (1 << 20)
 #define MC_LANES_MAX 65536
 #define MC_NO_BATCH 1
 #define MC_BATCHES 4           /* in flight to one peer; beyond that a batch must be full to be sent */
@@ -606,6 +609,10 @@ static int mc_send_bulk(mc_lane *lane, uint32_t life, unsigned char *header, con
     param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA;
     param.cb.send = mc_on_sent;
     param.user_data = operation;
+    if (num_bytes >= MC_RENDEZVOUS_BYTES) {
+        param.op_attr_mask |= MH_OP_ATTR_FIELD_FLAGS;
+        param.flags = MH_AM_SEND_FLAG_RNDV;
+    }
     operation->lane = lane;
     operation->num_bytes = num_bytes;
     atomic_fetch_add(&lane->pending, 1);

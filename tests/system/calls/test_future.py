@@ -70,6 +70,29 @@ def test_a_value_is_rebuilt_once_and_an_error_is_raised_at_every_read(futures: l
         assert future.exception() is error
 
 
+def test_a_read_without_memory_for_a_look_at_its_error_can_be_repeated(
+    futures: list[Future[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left every later read waiting."""
+    built: list[int] = []
+
+    def rebuild() -> int:
+        if not built:
+            built.append(1)
+            raise MemoryError("no memory for the value")
+        return build(built)
+
+    def no_memory(_: BaseException) -> bool:
+        raise MemoryError("no memory for a look")
+
+    futures[0].set_resolver(rebuild)
+    with monkeypatch.context() as patch:
+        patch.setattr("monarch_hpc.actor.future.may_be_signal", no_memory)
+        with pytest.raises(MemoryError, match="a look"):
+            futures[0].get()
+    assert futures[0].get() == 7
+
+
 def test_only_the_first_end_counts(futures: list[Future[int]]) -> None:
     first, second, _ = futures
     first.set_result(1)

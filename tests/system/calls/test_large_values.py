@@ -70,7 +70,12 @@ def test_values_larger_than_a_frame_travel_directly_and_through_the_agents(fabri
         assert list(sums.values()) == [(len(data), zlib.crc32(data))] * 4
 
 
-def test_a_value_that_an_actor_cannot_hold_is_an_error_and_ends_nothing() -> None:
+@pytest.mark.parametrize("threshold", ["auto", "inf"])
+def test_a_value_that_an_actor_cannot_hold_is_an_error_and_ends_nothing(
+    threshold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where UCX takes it for faster to send any message before the receiver has memory for it, as 1.18 does."""
+    monkeypatch.setenv("UCX_RNDV_THRESH", threshold)
     with controlled(load().config, num_hosts=1) as hosts:
         procs = hosts.spawn_procs()
         settle(procs)
@@ -97,8 +102,10 @@ def test_a_large_state_dict_goes_to_an_actor_and_back(fabrics: tuple[Fabric, ...
         procs = hosts.spawn_procs()
         settle(procs)
         echo = procs.spawn("echo", Receiver)
+        echo.echo.call_one(torch.zeros(1)).get(_PATIENCE_S)
+        torch_bytes = echo.peak_bytes.call_one().get(_PATIENCE_S)  # 0.2 GB, or 0.5 with what it has for GPUs
         returned = echo.echo.call_one(state).get(10 * _PATIENCE_S)
         assert isinstance(returned, dict) and returned.keys() == state.keys()
         assert all(torch.equal(returned[name], tensor) for name, tensor in state.items())
         peak_bytes = echo.peak_bytes.call_one().get(_PATIENCE_S)
-        assert peak_bytes < _NUM_LAYERS * 2**26 + 0.5e9
+        assert peak_bytes - torch_bytes < _NUM_LAYERS * 2**26 + 0.3e9

@@ -174,6 +174,16 @@ def test_without_its_descriptor_it_fails_and_all_waits_say_so(waits: bool, caplo
     engine._epoll.close()
 
 
+def test_a_failure_ends_the_wait_of_the_thread_that_drives() -> None:
+    """Of another thread, such as the background one, while this one polls."""
+    engine = Engine()
+    engine.call_soon(lambda: engine.fail(RecursionError("no frames left")))
+    with pytest.raises(EngineFailed, match="no frames left"):
+        engine.wait(lambda: False, _PATIENCE_S)
+    engine._wakeup.close()
+    engine._epoll.close()
+
+
 def test_what_fails_in_passing_is_tried_again() -> None:
     engine = Engine()
     signal = Flag(engine)

@@ -65,3 +65,9 @@ def test_the_path_leads_to_the_obstacle(value: object, words: str) -> None:
 def test_a_wide_container_is_named_itself() -> None:
     value = [*range(2000), threading.Lock()]
     assert str(refusal({"x": value}, TypeError("no"))).startswith("x, a list, cannot be sent")
+
+
+def test_where_memory_is_missing_no_part_is_to_blame() -> None:
+    error = refusal({"x": threading.Lock(), "y": 1}, MemoryError("none for a copy"))
+    assert type(error) is MemoryError
+    assert str(error) == "x, y cannot be sent: MemoryError: none for a copy"
