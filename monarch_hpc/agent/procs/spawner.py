@@ -145,15 +145,16 @@ class ProcSpawner:
 
     def _bindings(self, order: SpawnProcs) -> tuple[list[Binding], int]:
         """The binding of each proc of this host, and the number of OpenMP threads in each (0: not set)."""
-        cpus = self._settings.grant.cpus
+        grant = self._settings.grant
+        cpus = grant.cpus
         match order.bind:
             case "given":
                 check_bindings(order.bindings, order.per_host, {self._settings.name: cpus})
                 return given_bindings(order.bindings, cpus, self._topology()), 0
             case "auto":
-                num_threads = threads_of_each(len(cpus), order.per_host, self._settings.grant.num_sharing)
-                if order.per_host == 1:
-                    return [Binding()], num_threads
+                num_threads = threads_of_each(len(cpus), order.per_host, grant.num_sharing)
+                if order.per_host == 1 or not grant.is_own:
+                    return [Binding()] * order.per_host, num_threads
                 gpus = [self._gpus(order, local_rank) for local_rank in range(order.per_host)]
                 return [Binding(share) for share in shares(cpus, gpus, self._topology())], num_threads
             case _:

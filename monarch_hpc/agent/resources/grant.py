@@ -27,6 +27,7 @@ class Grant:
         gpu_variable: the environment variable that lists a proc's GPUs.
         interfaces: name -> IPv4 address of the interfaces to listen on, best first.
         num_sharing: number of the allocation's hosts that have these CPUs: more than one where all are this machine.
+        is_own: whether Slurm has granted the CPUs to this host; else other programs use them, too.
     """
 
     cpus: list[int]
@@ -35,6 +36,7 @@ class Grant:
     gpu_variable: str
     interfaces: dict[str, str]
     num_sharing: int = 1
+    is_own: bool = True
 
 
 def granted_memory(environment: Mapping[str, str], limit_bytes: int | None, total_bytes: int) -> int:
@@ -75,4 +77,5 @@ def read_grant(environment: Mapping[str, str], config: Config, local_place: tupl
             read_interfaces(), config.fabric.interfaces.compute, local=local_place is not None
         ),
         num_sharing=1 if local_place is None else local_place[1],
+        is_own=local_place is None,
     )

@@ -116,6 +116,34 @@ def test_errors_that_nobody_reads_come_at_the_end(procs: ProcMesh) -> None:
             inspect(torch.zeros(1))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "reduction"),
+    [
+        (torch.float32, "sum"),
+        (torch.float64, "avg"),
+        (torch.bfloat16, "avg"),
+        (torch.float16, "sum"),
+        (torch.int64, "sum"),
+    ],
+)
+def test_a_sum_that_lacks_a_rank_says_so_on_all(procs: ProcMesh, dtype: torch.dtype, reduction: str) -> None:
+    with procs.activate():
+        place: Any = procs.rank("dp")
+        refused: Any = refuse_on_one(place).to(dtype)
+        total = refused.reduce("dp", reduction)
+        for rank in range(2):
+            with pytest.raises(Refusal, match="not here"):
+                inspect(total, dp=rank)
+        for shape in ((), (0,), (3, 5)):
+            own: Any = (torch.full(shape, -1.0) * (place * 2 - 1)).to(dtype)  # 1 and -1: the sum is 0
+            assert not inspect(own, dp=1).numel() or inspect(own, dp=1).unique().tolist() == [-1]
+            found = inspect(own.reduce("dp", reduction), dp=1)
+            assert found.shape == shape and not found.any()
+        grown: Any = torch.full((2,), 3, dtype=dtype)
+        grown.reduce_("dp", reduction)
+        assert inspect(grown).tolist() == [6 if reduction == "sum" else 3] * 2
+
+
 def test_functions_that_ranks_cannot_load_fail_alone(procs: ProcMesh) -> None:
     with procs.activate():
         with pytest.raises(ModuleNotFoundError):

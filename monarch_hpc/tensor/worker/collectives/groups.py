@@ -59,6 +59,7 @@ _OPS: dict[str, Any] = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
+_SUMS = frozenset({"sum", "avg"})
 _ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda rows: rows.sum(0, dtype=rows.dtype),
     "avg": lambda rows: rows.sum(0, dtype=rows.dtype) / len(rows),
@@ -270,6 +271,11 @@ class Groups:
         if num == 1:
             return self._alone(spec, value), root
         group = self.of(ranks)
+        if spec.reduction in _SUMS and not spec.scatter and value.is_floating_point():
+            result, all_well = _sum(group, value, root)
+            if spec.reduction == "avg":
+                result = result / num
+            return result, 0 if all_well else self.agree(ranks, root)[0][1]
         highest = torch.tensor([root])
         flag = group.allreduce([highest], _options(dist.ReduceOp.MAX))
         if spec.scatter:
@@ -283,7 +289,7 @@ class Groups:
         else:
             result = value.clone()
             group.allreduce([result], _options(_OPS[spec.reduction])).wait()
-            if spec.reduction == "avg":
+            if spec.reduction == "avg":  # of complex numbers
                 result = result / num
         flag.wait()
         return result, int(highest)
@@ -317,6 +323,18 @@ class Groups:
         group.recv([root], place, tag).wait()
         group.recv([value], place, tag).wait()
         return value, int(root)
+
+
+def _sum(group: NamedGroup, value: torch.Tensor, root: int) -> tuple[torch.Tensor, bool]:
+    """The sum of a tensor of floats over a group, and whether no rank has a *root*: one more element tells that.
+
+    A message of its own would take as long again as that of a tensor of some KiB.
+    """
+    whole = value.new_empty(value.numel() + 1)
+    whole[:-1] = value.view(-1)
+    whole[-1] = bool(root)  # of 0 and 1, no sum of floats is 0 by overflow
+    group.allreduce([whole], _options(dist.ReduceOp.SUM)).wait()
+    return whole[:-1].view(value.shape), not whole[-1]
 
 
 def _options(op: Any) -> Any:

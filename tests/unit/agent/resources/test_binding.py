@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from monarch_hpc.agent.procs.spawner import ProcSpawner
 from monarch_hpc.agent.resources.binding import (
     Binding,
     Topology,
@@ -73,6 +76,21 @@ def test_shares_where_the_machine_tells_nothing() -> None:
                 assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
             else:
                 assert dealt == [[]] * num
+
+
+@pytest.mark.parametrize(
+    ("is_own", "per_host", "expected"),
+    [(True, 2, [[0, 1, 4, 5], [2, 3, 6, 7]]), (True, 1, [[]]), (True, 9, [[]] * 9), (False, 2, [[], []])],
+)
+def test_procs_are_bound_to_shares_of_what_is_their_hosts_own(
+    is_own: bool, per_host: int, expected: list[list[int]]
+) -> None:
+    spawner: Any = ProcSpawner.__new__(ProcSpawner)
+    spawner._settings = SimpleNamespace(grant=SimpleNamespace(cpus=list(range(8)), num_sharing=1, is_own=is_own))
+    spawner._gpus, spawner._topology = lambda _order, _rank: NO_GPUS, lambda: MACHINE
+    bindings, num_threads = spawner._bindings(SimpleNamespace(bind="auto", per_host=per_host))
+    assert [one.cpus for one in bindings] == expected
+    assert num_threads == threads_of_each(8, per_host, 1)
 
 
 @pytest.mark.parametrize(

@@ -198,3 +198,12 @@ def test_the_profile_names_order_and_variable_of_gpus_and_where_slurm_does_not_k
     config = load_config({"HOME": "/home/alice"}, Path("/"), "h", None, keys).config
     grant = read_grant(environment, config, None)
     assert (grant.gpus, grant.gpu_variable) == (gpus, variable)
+
+
+@pytest.mark.parametrize(("place", "is_own", "num_sharing"), [(None, True, 1), ((0, 1), False, 1), ((1, 4), False, 4)])
+def test_a_machine_that_slurm_did_not_grant_is_shared(
+    place: tuple[int, int] | None, is_own: bool, num_sharing: int
+) -> None:
+    config = load_config({"HOME": "/home/alice"}, Path("/"), "h", None, {}).config
+    grant = read_grant({}, config, place)
+    assert (grant.is_own, grant.num_sharing) == (is_own, num_sharing)
