@@ -91,7 +91,7 @@ class Claim(FileSystem):
         except FileNotFoundError as error:
             raise self._lost(error) from error
         with stream:
-            yield cast("io.IOBase", stream)
+            yield stream
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         """Nothing is removed before it is replaced."""
