@@ -24,6 +24,7 @@ from monarch_hpc.core.errors import AgentsMissing, AllocationError
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.process.fork import watch_forks
 from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.process.streams import fill_standard_streams
 from monarch_hpc.core.storage.files import open_output, private_dir
 from monarch_hpc.core.storage.scratch import hold_scratch, make_scratch, temporary_folder
 from monarch_hpc.core.storage.shortage import explained, full_note
@@ -56,6 +57,7 @@ class LocalAgents:
 
     def __init__(self, num_hosts: int, directory: Path | None = None, entry: str = "") -> None:
         self.allocation = new_allocation_id()
+        fill_standard_streams()
         self.directory, self._held = _make_directory(directory)
         self._num_hosts = num_hosts
         self._own = os.getpid()

@@ -20,6 +20,7 @@ from monarch_hpc.cli.output import Console, Format, plain
 from monarch_hpc.core.errors import InternalError, MonarchError
 from monarch_hpc.core.process.dumps import forbid_core_dumps
 from monarch_hpc.core.process.imports import uncollected
+from monarch_hpc.core.process.streams import open_standard_streams
 from monarch_hpc.core.storage.shortage import shortage_note
 from monarch_hpc.core.version import __version__
 
@@ -137,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A verb returns its exit code, None for 0. Its exception becomes one message on stderr (with ``--json``, one JSON
     object on stdout) and the exit code of the error's class.
     """
+    open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         # A name that the locale cannot encode must not abort a command in the middle of its output.
         if isinstance(stream, io.TextIOWrapper):

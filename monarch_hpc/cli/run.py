@@ -284,9 +284,9 @@ def _supervise(
         output.error("TakenOver", f"{owner.lost}; this program has ended", code)
         return code
     if killed:
-        from monarch_hpc.cli.runs.takeover import tell_held
+        from monarch_hpc.cli.runs.takeover import tell_lost
 
-        tell_held(run, target.name, config, output)
+        tell_lost(run, target.name, target.directory, on_loss, config, output)
     if end is End.ABANDONED or (owner.lost and child.exit_code):
         problem = f"lost its head while the program ran: {owner.lost}" if owner.lost else owner.refusal
         if target.name:

@@ -17,12 +17,13 @@ from monarch_hpc.config.program import (
     TAKES_VARIABLE,
     without_program,
 )
+from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import Allocations
 
-__all__ = ["run_successor", "tell_held"]
+__all__ = ["run_successor", "tell_lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,35 @@ def run_successor(
     child = Child(argv, environment)
     end = child.wait(lambda: False, config.run.stop_grace_s)
     if end is End.ITSELF and child.killed and on_loss != "stop":
-        tell_held(run, found.name, config, output)
+        tell_lost(run, found.name, found.directory, on_loss, config, output)
     return child.exit_code
 
 
-def tell_held(run: str, name: str, config: Config, output: Console) -> None:
-    """Name the command that takes a held run over."""
-    output.progress(
-        f"the program was killed; run {run} keeps its procs for {format_duration(config.run.hold_s)}: "
-        f"'monarch-hpc attach {run} -a {name} --takeover -- SCRIPT' takes it over"
-    )
+def tell_lost(run: str, name: str, directory: Path, on_loss: str, config: Config, output: Console) -> None:
+    """Tell what has become of a run whose program was killed, and which command takes it over.
+
+    The head is asked: a run without procs has nothing to hold, and ends at once.
+    """
+    if not _stands(run, directory, Deadline(config.transport.relay_s)):
+        output.progress(f"the program was killed; run {run} has ended with it: there were no procs to keep")
+        return
+    keeps = f"run {run} keeps its procs for {format_duration(config.run.hold_s)}"
+    if on_loss == "finish":
+        keeps = f"the procs of run {run} finish their calls, and end then"
+    takes = f"'monarch-hpc attach {run} -a {name} --takeover -- SCRIPT' takes it over"
+    output.progress(f"the program was killed; {keeps}: {takes}")
+
+
+def _stands(run: str, directory: Path, deadline: Deadline) -> bool:
+    """Whether a run is held; true if the head does not say so in time."""
+    while not deadline.passed():
+        status = query_status(directory, deadline.left_s())
+        if status is None:
+            return True
+        states = [known.get("state") for known in status["runs"] if known.get("run") == run]
+        if states != ["running"]:  # else the head has not noticed yet
+            return states == ["held"]
+    return True
 
 
 def _find(config: Config, name: str | None, run: str) -> _Held:

@@ -33,6 +33,7 @@ from monarch_hpc.core.failpoints import arm
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.process.signals import interrupt_kept
+from monarch_hpc.core.process.streams import fill_standard_streams
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.core.storage.shortage import explained
 from monarch_hpc.core.text.description import summary_of
@@ -106,6 +107,7 @@ class Controller(Runtime):
             try:
                 arm(read_failpoints())
                 with explained():
+                    fill_standard_streams()
                     Runtime.current = controller = cls(_own_config())
             finally:
                 cls._creating = False

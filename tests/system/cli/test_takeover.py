@@ -94,6 +94,17 @@ def test_a_program_that_is_killed_before_its_command_owns_the_run_has_a_successo
     assert take(home, run, "print(len(work.pid.call().get()))") == (0, "2\n", "")
 
 
+@pytest.mark.parametrize("on_loss", ["hold", "finish"])
+@pytest.mark.parametrize("before", ["", "import monarch_hpc; monarch_hpc.hosts()"], ids=["no hosts", "no procs"])
+def test_a_run_without_procs_ends_with_its_program_and_says_so(home: Path, on_loss: str, before: str) -> None:
+    program = script(home, f"import os, signal\n{before}\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    code, _, err = call(home, "run", "-a", "dev", "--on-loss", on_loss, program)
+    assert code == 137
+    assert "has ended with it: there were no procs to keep" in err
+    assert "takeover" not in err
+    wait_until("the end of the run", lambda: runs(home), accept=lambda left: not left)
+
+
 def test_a_killed_program_leaves_what_it_asked_for_and_actors_that_go_on(home: Path) -> None:
     (home / "go").unlink(missing_ok=True)
     text = "calls = [one.odd.call_one(), one.trap.call_one(), one.blob.call_one(9), one.wait_for.call_one('go', 5)]\n"
@@ -231,7 +242,7 @@ def test_finish_ends_the_procs_when_their_calls_have_ended(home: Path) -> None:
     calls = "calls = [one.wait_for.call_one('go', 5), one.work.call_one('queued')]\n"
     command, pids = hold(home, calls, "--on-loss", "finish")
     kill_program(command)
-    finish(command)
+    assert "finish their calls, and end then: 'monarch-hpc attach" in finish(command)[2]
     assert all(alive(pid) for pid in pids)
     (home / "go").touch()
     wait_until("the end of the procs", lambda: [pid for pid in pids if alive(pid)], accept=lambda left: not left)

@@ -64,3 +64,12 @@ raise KeyboardInterrupt
 @pytest.mark.parametrize("use", ["hosts", "procs"])
 def test_ctrl_c_ends_a_program_by_sigint_whatever_the_exit_imports(programs: Programs, use: str) -> None:
     assert programs.run(INTERRUPTED, use, code=-signal.SIGINT).endswith("\nKeyboardInterrupt\n")
+
+
+@pytest.mark.slow
+def test_streams_that_are_closed_are_no_sockets_of_the_program(programs: Programs) -> None:
+    """What a library writes to its standard output must not reach an agent, nor its folder's lock an agent's input."""
+    answer = programs.folder / "answer"
+    text = PROGRAM + "Path(sys.argv[2]).write_text(' '.join(os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)))\n"
+    programs.run(text, "os.closerange(0, 3)", str(answer))
+    assert answer.read_text().split() == ["/dev/null"] * 3

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -214,3 +215,10 @@ def test_more_commands_on_a_host_than_it_takes_procs_are_a_mistake_in_the_usage(
 ) -> None:
     assert main(["exec", "--per-node", "100000", "--", "hostname"]) == 64
     assert "100000 is not in the range 1<=x<=16384" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_without_standard_streams_ends_as_with_them(tmp_path: Path, closed: str) -> None:
+    start = "import sys; from monarch_hpc.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", start, "run", "--local", "1", str(tmp_path / "missing.py")]
+    assert subprocess.run(["bash", "-c", f'exec "$@" {closed}', "-", *command]).returncode == 66
