@@ -7,10 +7,12 @@ does it, and channels continue over their sockets meanwhile.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from _thread import allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from monarch_hpc.config.schema import FabricConfig, UcxConfig
@@ -42,6 +44,9 @@ _log = Logger(__name__)
 
 _starting = allocate_lock()
 """Serializes starts, which change the environment of the whole process."""
+
+_AGAIN_S = 0.1
+"""Time between attempts to tell the outcome of a start, where there is no memory for that."""
 
 Started = Callable[[str], None]
 """Called on the driver with the reason why UCX is not available; empty if it is."""
@@ -162,7 +167,12 @@ class UcxFabric:
                     worker = _ucx.Worker(self._max_frame_bytes, place)
         except Exception as error:  # noqa: BLE001 a thread's edge: without UCX there is tcp
             problem = f"UCX does not start: {error}"
-        self._engine.call_soon(lambda: self._started(worker, problem))
+        while True:
+            try:
+                self._engine.call_soon(partial(self._started, worker, problem))
+                return
+            except MemoryError:
+                time.sleep(_AGAIN_S)  # nobody else can tell those that wait
 
     def _try_rdma(self) -> None:
         # Late: it brings `subprocess`, which a proc on a host without RDMA need not load.

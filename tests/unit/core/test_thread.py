@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import operator
 import os
 import threading
 
@@ -36,6 +38,24 @@ def test_an_error_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.join(60)
     assert not thread.alive
     wait_until("the report", lambda: told)
+
+
+def test_one_without_memory_for_its_first_frame_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin_nothing(_work: object, args: tuple[object]) -> int:
+        return _thread.start_new_thread(operator.truth, args)  # it has no frame
+
+    monkeypatch.setattr("monarch_hpc.core.process.thread.start_new_thread", begin_nothing)
+    monkeypatch.setattr("monarch_hpc.core.process.thread._may_lack_memory", lambda: True)
+    with pytest.raises(RuntimeError, match="no memory for a new thread"):
+        Thread(lambda: None)
+
+
+def test_where_memory_may_lack_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch_hpc.core.process.thread._may_lack_memory", lambda: True)
+    done: list[int] = []
+    thread = Thread(lambda: done.append(1))
+    thread.join()
+    assert done == [1]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
