@@ -41,6 +41,7 @@ class HeadChanges:
         self._append = append
         self._now_s = now_s
         self._names: dict[int, str] = {}  # of hosts by rank, also of those that have left
+        self._owners: dict[str, int] = {}  # of runs, which an owner may open again with what it knows by then
 
     def add(self, event: Event) -> None:
         """Write down an event, if people would look it up."""
@@ -66,9 +67,12 @@ class HeadChanges:
                 return [("drained" if event.reason else "undrained", self._host(event.rank), "", event.reason)]
             case HostFreed():
                 return [("freed", self._host(event.rank), "", "")]
-            case RunAttached() if event.opened.owner:
-                return [("run opened", event.opened.run, "", event.opened.title[:_TITLE_CHARS])]
+            case RunAttached() if event.opened.owner and event.peer != self._owners.get(event.opened.run):
+                self._owners[event.opened.run] = event.peer
+                what = "run taken over" if event.opened.takes else "run opened"
+                return [(what, event.opened.run, "", event.opened.title[:_TITLE_CHARS])]
             case RunStopping():
+                self._owners.pop(event.run, None)
                 return [("run ends", event.run, "", "")]
             case ProcStopped():
                 return [("proc stopped" if event.stopped else "proc goes on", self._proc(event.proc), "", "")]

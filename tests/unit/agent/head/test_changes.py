@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from monarch_hpc.agent.head.changes import HeadChanges
+from monarch_hpc.agent.head.events import RunAttached, RunStopping
 from monarch_hpc.allocation.changes import CHANGES, HeadChange, parse_change, read_changes, render_change
 from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.supervision import Liveness
 from monarch_hpc.wire.control.allocation import DrainHost
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
+from monarch_hpc.wire.control.runs import OpenRun
 from monarch_hpc.wire.proc_key import ProcKey
 from tests.unit.agent.head.test_head import World, spawn
 
@@ -49,6 +52,27 @@ def test_what_has_become_of_hosts_runs_and_procs(tmp_path: Path) -> None:
         ("drained", names[0], "", "fans"),
         ("ends", "", "stopped", "its release was requested"),
     ]
+
+
+def test_an_owner_that_opens_its_run_again_is_not_told_of_and_the_next_one_is() -> None:
+    found: list[str] = []
+
+    def append(line: bytes) -> None:
+        change = parse_change(line.rstrip())
+        assert change is not None
+        found.append(f"{change.what} {change.cause}".strip())
+
+    changes = HeadChanges(append)
+    opened = OpenRun("1", "train.py", "login", 0, owner=True, on_loss="hold", hold_s=60.0)
+    for peer, opening in (
+        (5, opened),
+        (5, replace(opened, pid=7)),
+        (6, replace(opened, owner=False)),
+        (8, replace(opened, title="next.py", takes=1)),
+    ):
+        changes.add(RunAttached(peer, opening, 0.0))
+    changes.add(RunStopping("1"))
+    assert found == ["run opened train.py", "run taken over next.py", "run ends"]
 
 
 def test_a_change_is_read_back_and_anything_else_is_none() -> None:
