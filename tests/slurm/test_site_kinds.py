@@ -70,6 +70,7 @@ def test_where_compute_nodes_may_not_ask_for_jobs_a_client_submits_those_of_a_pr
         accept=lambda text: "job" in text,
     )
     assert re.search(r"^job \d+ blue$", found, re.MULTILINE), found
+    wait_until("the end of the batch job", lambda: len(alice.jobs()) == 2)
     release(alice)
 
 
