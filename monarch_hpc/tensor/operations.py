@@ -23,7 +23,7 @@ from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import DTYPES, CollectiveSpec, CoordinateSpec, Ref, TransferSpec
 from monarch_hpc.tensor.streams.loans import check_use, share
-from monarch_hpc.tensor.worker.arrival import arrive
+from monarch_hpc.tensor.worker.sharing.arrival import arrive
 
 __all__ = ["MeshOperations", "coordinate", "groups_along"]
 

@@ -33,12 +33,12 @@ from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.divergence import Divergence, FailedFrame
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
-from monarch_hpc.tensor.worker.lent import LentValues
-from monarch_hpc.tensor.worker.local import add_worker, reopen_worker, tell_stopped
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.progress import FrameLines, OpProgress
 from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
+from monarch_hpc.tensor.worker.sharing.lent import LentValues
+from monarch_hpc.tensor.worker.sharing.local import add_worker, reopen_worker, tell_stopped
 from monarch_hpc.tensor.worker.template import Template
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 

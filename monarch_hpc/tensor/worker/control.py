@@ -9,7 +9,7 @@ from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.tensor.stream.holdings import WorkerPlace
 from monarch_hpc.tensor.worker.divergence import FailedFrame
-from monarch_hpc.tensor.worker.local import end_worker, forget_worker, note_failed, place_of, when_stopped
+from monarch_hpc.tensor.worker.sharing.local import end_worker, forget_worker, note_failed, place_of, when_stopped
 
 __all__ = ["TensorControl"]
 

@@ -22,11 +22,11 @@ from monarch_hpc.tensor.worker.collectives.call_groups import CallGroups
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.healing.update import Update
-from monarch_hpc.tensor.worker.local import wait_for_worker
 from monarch_hpc.tensor.worker.programs import ReplayedProgram, SteppedOptimizer, SteppedUpdate
 from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import LoanFailed
 from monarch_hpc.tensor.worker.requests import Requests
+from monarch_hpc.tensor.worker.sharing.local import wait_for_worker
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
 __all__ = ["Execution", "RecordStep"]

@@ -172,7 +172,7 @@ def test_a_replay_is_one_message_and_leaves_nothing(procs: ProcMesh, monkeypatch
 
 def worker_of() -> Any:
     """The worker of this proc."""
-    from monarch_hpc.tensor.worker import local
+    from monarch_hpc.tensor.worker.sharing import local
 
     return next(reversed(local._states.values()))
 

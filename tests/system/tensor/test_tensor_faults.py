@@ -22,7 +22,7 @@ from monarch_hpc.core.errors import DeviceMeshError, RemoteOpError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.tensor import fetch_shard, inspect, remote, sync
 from monarch_hpc.tensor.sharded.procs import PRELOADED
-from monarch_hpc.tensor.worker.arrival import arrive
+from monarch_hpc.tensor.worker.sharing.arrival import arrive
 from monarch_hpc.testing import wait_until
 
 _GET_S = 60.0

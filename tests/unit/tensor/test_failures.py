@@ -17,8 +17,8 @@ from monarch_hpc.tensor.stream.holdings import WorkerPlace
 from monarch_hpc.tensor.stream.sites import SiteLines, line_of, site_here
 from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
 from monarch_hpc.tensor.worker.divergence import FailedFrame
-from monarch_hpc.tensor.worker.local import add_worker, end_worker, forget_worker, wait_for_worker
 from monarch_hpc.tensor.worker.report import pack_failure, unpack_exception
+from monarch_hpc.tensor.worker.sharing.local import add_worker, end_worker, forget_worker, wait_for_worker
 
 
 class Awkward(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.shape import Region
-from monarch_hpc.tensor.worker.local import wait_for_worker
+from monarch_hpc.tensor.worker.sharing.local import wait_for_worker
 
 __all__ = ["arrive"]
 
