@@ -1,1 +1,1 @@
-"""What other actors of a rank's proc get from it: how they find the worker, and how its values reach them."""
+"""A rank's side towards other actors of its proc: how they find its worker, and how values reach them."""
