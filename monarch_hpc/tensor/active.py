@@ -159,10 +159,14 @@ def process_group(mesh: ProcMesh, dims: str | tuple[str, ...]) -> RemoteProcessG
     return RemoteProcessGroup(dims, mesh)
 
 
-def capture_on(mesh: ProcMesh, function: Callable[..., Any] | None, verify: bool, is_sharded: bool = False) -> Any:
-    """See `ProcMesh.capture` and `Mesh.capture`."""
-    view = sharded_view_of(mesh) if is_sharded else view_of(mesh)
-    return capture(view, function, verify, active_view)
+def capture_on(mesh: ProcMesh, function: Callable[..., Any] | None, verify: bool) -> Any:
+    """See `ProcMesh.capture`."""
+    return capture(view_of(mesh), function, verify, active_view)
+
+
+def capture_sharded(mesh: ProcMesh, function: Callable[..., Any] | None, verify: bool, lower: bool) -> Any:
+    """See `Mesh.capture`."""
+    return capture(sharded_view_of(mesh), function, verify, active_view, lower)
 
 
 class _Compiled:

@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_hpc.core.arguments import check_callable
+from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.tensor.capture.guards import Reached
 from monarch_hpc.tensor.capture.program import CapturedProgram, check_alike
 from monarch_hpc.tensor.capture.recorder import StepRecorder, StepRecording
@@ -80,11 +81,14 @@ class Captured(Generic[P, R]):
         num_replays: number of calls that were replayed.
     """
 
-    def __init__(self, function: Callable[P, R], view: View, verify: bool, active: Callable[[], View | None]) -> None:
+    def __init__(
+        self, function: Callable[P, R], view: View, verify: bool, active: Callable[[], View | None], lowers: bool
+    ) -> None:
         self._function = function
         self._active = active
         self._view = view
         self._verify = verify
+        self._lowers = lowers
         self._variants: OrderedDict[Any, _Variant] = OrderedDict()
         self._num_variants = 0
         self._why = ""
@@ -107,6 +111,18 @@ class Captured(Generic[P, R]):
         if self._why or not self._variants:
             return self._why
         return next(reversed(self._variants.values())).reason
+
+    def lowering(self) -> ValueMesh[str]:
+        """How each rank replays the program of the latest call: empty if it runs operators below DTensor, else why not.
+
+        Raises:
+            ValueError: there is none, as the function is not replayed; see `reason`.
+            DeviceMeshError: a rank is gone.
+        """
+        variant = next(reversed(self._variants.values()), None)
+        if variant is None or not variant.programs:
+            raise ValueError(f"{self!r} is not replayed: {self.reason or 'it was called too seldom'}")
+        return variant.programs[0].lowering()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Replay the function, or run and record it."""
@@ -199,7 +215,7 @@ class Captured(Generic[P, R]):
                 check_alike(last.recording, recording)
                 results.check_alike(last.results)
                 volatile = _changed(last.reached, before)
-                program = CapturedProgram(self._view, recording, results, len(given), after, volatile)
+                program = CapturedProgram(self._view, recording, results, len(given), after, volatile, self._lowers)
                 variant.programs.insert(0, program)
                 _drop(self._view.engine, variant.programs[_MAX_PROGRAMS:])
                 del variant.programs[_MAX_PROGRAMS:]
@@ -288,14 +304,18 @@ def _forget_dropped(engine: TensorEngine) -> None:
 
 
 def capture(
-    view: View, function: Callable[P, R] | None, verify: bool, active: Callable[[], View | None]
+    view: View,
+    function: Callable[P, R] | None,
+    verify: bool,
+    active: Callable[[], View | None],
+    lowers: bool = True,
 ) -> Callable[..., Any]:
-    """See `ProcMesh.capture`.
+    """See `ProcMesh.capture` and `Mesh.capture`.
 
     Args:
         active: tells where new tensors are made.
     """
     if function is None:
-        return functools.partial(capture, view, verify=verify, active=active)
+        return functools.partial(capture, view, verify=verify, active=active, lowers=lowers)
     check_callable("function", function)
-    return Captured(function, view, verify, active)
+    return Captured(function, view, verify, active, lowers)

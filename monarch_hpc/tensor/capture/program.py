@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.tensor.capture.guards import Guards, Reached
 from monarch_hpc.tensor.capture.optimizers import OptimizerState, optimizer_spec
 from monarch_hpc.tensor.capture.recorder import StepRecording
@@ -16,6 +17,7 @@ from monarch_hpc.tensor.capture.results import Results
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.reading import check_readable
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import BACKWARD, FREE, OPTIMIZER_STEP, OptimizerSpec, ProgramSpec
 from monarch_hpc.tensor.stream.sites import Site, line_of
@@ -69,6 +71,7 @@ class CapturedProgram:
         num_formals: number of mesh tensors among its arguments.
         reached: what the function reaches.
         volatile: see `Guards`.
+        lowers: whether ranks may replay it below DTensor.
 
     Raises:
         CannotCapture: it cannot be replayed.
@@ -82,6 +85,7 @@ class CapturedProgram:
         num_formals: int,
         reached: Reached,
         volatile: set[tuple[int, Any]],
+        lowers: bool,
     ) -> None:
         missing = [site for number, site in recording.externals.items() if number not in reached.tensors]
         if missing:
@@ -116,7 +120,7 @@ class CapturedProgram:
         if recording.leaves.keys() - recording.externals.keys() - recording.own.keys():
             raise CannotCapture("it computes gradients of its arguments: reach them by its closure, or detach() them")
         self._commits = _commits_on(view)
-        self._spec, self.sites = _compile(recording, num_formals, specs, commits=self._commits)
+        self._spec, self.sites = _compile(recording, num_formals, specs, commits=self._commits, lowers=lowers)
         self._num_changes = recording.num_changes
         self._steps = self._steps_of(recording)
         self.ops = recording.ops
@@ -179,6 +183,16 @@ class CapturedProgram:
             optimizer.advance()
         return self._results.made(first, view, given)
 
+    def lowering(self) -> ValueMesh[str]:
+        """See `Captured.lowering`."""
+        view, engine = self._view, self._view.engine
+        check_readable(view)
+        with engine.lock:
+            template = engine.template(self._key, lambda: self._spec, view)
+            engine.flush()
+        found: ValueMesh[str] = view.workers.lowering.call(template).get()
+        return found
+
     def reset_gradients(self) -> None:
         """Have the program read gradients again, as a replay does."""
         for leaf, _, _ in self._leaves:
@@ -208,7 +222,7 @@ def _commits_on(view: View) -> bool:
 
 
 def _compile(
-    recording: StepRecording, num_formals: int, specs: list[OptimizerSpec], *, commits: bool
+    recording: StepRecording, num_formals: int, specs: list[OptimizerSpec], *, commits: bool, lowers: bool
 ) -> tuple[ProgramSpec, tuple[Site, ...]]:
     """The program of a recording, which frees each value after its last use, and its lines."""
     kept = {recording.own[number] for number in recording.kept}
@@ -249,5 +263,6 @@ def _compile(
         tuple(objects),
         tuple(specs),
         commits,
+        lowers,
     )
     return spec, tuple(op.site for op in recording.ops)

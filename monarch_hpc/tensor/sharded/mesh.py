@@ -14,7 +14,7 @@ from monarch_hpc.core.arguments import check_flag, check_instance, check_number,
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.tensor.active import capture_on
+from monarch_hpc.tensor.active import capture_sharded
 from monarch_hpc.tensor.opening import is_whole, recovery_of, sharded_view_of
 from monarch_hpc.tensor.ops.dispatch import put
 from monarch_hpc.tensor.ops.encode import foreign
@@ -240,9 +240,9 @@ class Mesh:
         args, kwargs = tree_map(sent, (args, kwargs))
         return _remote_of(function, propagate).run_on(view, args, kwargs)
 
-    def capture(self, function: Callable[..., Any] | None = None, *, verify: bool = False) -> Any:
-        """Have a function on tensors of this mesh replayed by one record; see `ProcMesh.capture`."""
-        return capture_on(self.procs, function, verify, is_sharded=True)
+    def capture(self, function: Callable[..., Any] | None = None, *, verify: bool = False, lower: bool = True) -> Any:
+        """See `ProcMesh.capture`; *lower*: where bits stay the same, ranks replay it below DTensor and autograd."""
+        return capture_sharded(self.procs, function, verify, lower)
 
     def communication(self) -> Communication:
         """Count what operations imply between ranks: ``with mesh.communication() as found: ...; print(found)``."""

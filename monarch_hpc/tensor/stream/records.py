@@ -243,6 +243,7 @@ class ProgramSpec(NamedTuple):
         objects: what its records refer to.
         optimizers: those that take steps.
         commits: whether each step of one is a commit of all ranks.
+        lowers: whether ranks may replay it below DTensor.
     """
 
     ints: bytes
@@ -255,6 +256,7 @@ class ProgramSpec(NamedTuple):
     objects: tuple[Any, ...]
     optimizers: tuple[OptimizerSpec, ...]
     commits: bool
+    lowers: bool
 
 
 class ModulePlan(NamedTuple):

@@ -33,7 +33,7 @@ from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.divergence import Divergence, FailedFrame
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
-from monarch_hpc.tensor.worker.programs import ReplayedProgram
+from monarch_hpc.tensor.worker.programs import ReplayedProgram, Reports
 from monarch_hpc.tensor.worker.progress import FrameLines, OpProgress
 from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
@@ -91,7 +91,8 @@ class TensorWorker(Actor):
         self._lent = LentValues(rank, settings.max_lent)
         self.borrowed, self.loaned = self._lent.borrowed, self._lent.loaned
         lend = self._lent.lend
-        self._execution = Execution(rank, self._values, groups, self._healing, lend, self._queue, self._run)
+        reports = Reports(self._begin, self._fail, lambda: bool(self._healing.cause))
+        self._execution = Execution(rank, self._values, groups, self._healing, lend, self._queue, self._run, reports)
         self._templates = self._execution.templates
         self._shardings: dict[int, Any] = {}
         self._failures: list[OpFailure] = []
@@ -243,6 +244,10 @@ class TensorWorker(Actor):
         self._next_seq = seq
         torch._C._set_grad_enabled(True)
 
+    def _begin(self, seq: int, name: str) -> None:
+        self._seq = seq
+        self._progress.note(seq, name)
+
     def _fail(self, seq: int, error: BaseException, name: str, results: Any, written: Sequence[int]) -> None:
         if isinstance(error, Dependent):
             root = error.root
@@ -290,6 +295,12 @@ class TensorWorker(Actor):
             value = self._values.get(first)
             return self._reply("failed", value.root if type(value) is Failure else -1)
         return self._reply("value", described.pop(first))  # None if the function returns nothing
+
+    @endpoint
+    def lowering(self, template: int) -> str:
+        """Return why a captured step is replayed as recorded; empty if it runs below DTensor."""
+        program = self._templates.get(template)
+        return program.lowering() if type(program) is ReplayedProgram else "it was not replayed yet"
 
     # ---- healing ----
 

@@ -22,7 +22,7 @@ from monarch_hpc.tensor.worker.collectives.call_groups import CallGroups
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.healing.update import Update
-from monarch_hpc.tensor.worker.programs import ReplayedProgram, SteppedOptimizer, SteppedUpdate
+from monarch_hpc.tensor.worker.programs import ReplayedProgram, Reports, SteppedOptimizer, SteppedUpdate
 from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import LoanFailed
 from monarch_hpc.tensor.worker.requests import Requests
@@ -73,6 +73,7 @@ class Execution:
         lend: takes a token and a copy of a value, for an actor of this proc; *is_loan*: a value, for a stream.
         queue: the order of what this rank does.
         run: executes records: the first one's sequence number, integers, and objects.
+        reports: of what executes operations otherwise.
 
     Attributes:
         described: structures of results of calls, by number of the first result, until they are read.
@@ -88,6 +89,7 @@ class Execution:
         lend: Callable[..., None],
         queue: RankQueue,
         run: Callable[[int, list[int], Sequence[Any]], None],
+        reports: Reports,
     ) -> None:
         self.values = values
         self.templates: dict[int, Any] = {}
@@ -100,6 +102,7 @@ class Execution:
         self._lend = lend
         self._queue = queue
         self._run = run
+        self._reports = reports
         self._program: ReplayedProgram | None = None
         self.healing = healing
         self._kept: dict[int, tuple[torch.Tensor, int]] = {}  # copies within this rank, by tag
@@ -194,9 +197,30 @@ class Execution:
         """Execute the records of a captured step."""
         self._program = program
         try:
-            self._run(seq, program.begin(first, given), program.objects)
+            ints = program.begin(first, given)
+            if self.sharding is None or not program.lowers:
+                self._run(seq, ints, program.objects)
+            else:
+                self._replay_sharded(program, first, given, seq, ints)
         finally:
             self._program = None
+
+    def _replay_sharded(
+        self, program: ReplayedProgram, first: int, given: list[int], seq: int, ints: list[int]
+    ) -> None:
+        # Not before there is a DTensor, which takes most of a second to load.
+        from monarch_hpc.tensor.worker.lowered.recording import Replay
+        from monarch_hpc.tensor.worker.lowered.replays import Replays
+
+        if program.replays is None:
+            program.replays = Replays(program, self.templates, self._size_of, self._reports)
+        program.replays.run(Replay(first, given, seq, ints, program.objects, self.values, self.sharding, self._run))
+
+    def _size_of(self, ints: list[int], at: int) -> tuple[int, int]:
+        """The number of integers of a record of the captured step under way, and of its sequence numbers."""
+        assert self._program is not None
+        step = self.begin(ints, at, 0, self._program.objects)
+        return step.size, step.num
 
     def _step(self, program: ReplayedProgram, optimizer: SteppedOptimizer, seq: int) -> None:
         """Take an optimizer's step in a captured step; commit it where there are versions."""

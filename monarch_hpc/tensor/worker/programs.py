@@ -3,44 +3,74 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from monarch_hpc.tensor.stream.records import OPTIMIZER_STEP, OptimizerSpec, ProgramSpec, Ref, float_of
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
-__all__ = ["ReplayedProgram", "SteppedOptimizer", "SteppedUpdate"]
+__all__ = ["ReplayedProgram", "Reports", "SteppedOptimizer", "SteppedUpdate"]
+
+
+class Reports(NamedTuple):
+    """What the executor of records is told by who executes operations in its place.
+
+    Attributes:
+        begin: an operation begins: sequence number, name.
+        fail: one has failed: sequence number, error, name, numbers of results, numbers of what it writes to.
+        is_over: tells whether nothing more is to be executed.
+    """
+
+    begin: Callable[[int, str], None]
+    fail: Callable[[int, BaseException, str, Sequence[int], Sequence[int]], None]
+    is_over: Callable[[], bool]
 
 
 class ReplayedProgram:
     """A captured step.
 
     Attributes:
+        ints: its records.
+        own: positions among them of numbers that are counted from the first value that it makes.
+        formals: positions of arguments, and the place of each.
         floats: the floats for optimizers of the replay under way.
         objects: what its records refer to.
         optimizers: those that take steps.
         commits: whether each step of one is a commit.
+        lowers: whether it may be replayed below DTensor.
         mark: number of the first value that is younger than the replay under way.
+        replays: how it runs on sharded tensors; None before the first time.
     """
 
     def __init__(self, spec: ProgramSpec) -> None:
-        self._ints = array("q", spec.ints).tolist()
-        self._own = spec.own
-        self._formals = spec.formals
+        self.ints = array("q", spec.ints).tolist()
+        self.own = spec.own
+        self.formals = spec.formals
         self.num_formals = spec.num_formals
         self.num_floats = spec.num_floats
         self.num_values = spec.num_values
         self.num_ops = spec.num_ops
         self.objects = spec.objects
         self.commits = spec.commits
+        self.lowers = spec.lowers
         self.mark = 0
+        self.replays: Any = None
         self.floats: list[float] = []
         self.optimizers: list[SteppedOptimizer] = []
         begin = 0
         for one in spec.optimizers:
             self.optimizers.append(SteppedOptimizer(one, begin))
             begin += len(one.floats)
+
+    def lowering(self) -> str:
+        """Why replays are executed as recorded; empty if they run below DTensor."""
+        if not self.lowers:
+            return "it was asked not to (lower=False)"
+        if self.replays is None:
+            return "it was not replayed yet, or each rank has values of its own"
+        return "" if self.replays.is_lowered else self.replays.reason or "it was replayed too seldom"
 
     def begin(self, first: int, given: list[int]) -> list[int]:
         """The records of a replay.
@@ -51,10 +81,10 @@ class ReplayedProgram:
         """
         self.floats = [float_of(bits) for bits in given[self.num_formals :]]
         self.mark = first + self.num_values
-        ints = self._ints.copy()
-        for place in self._own:
+        ints = self.ints.copy()
+        for place in self.own:
             ints[place] += first
-        for place, formal in self._formals:
+        for place, formal in self.formals:
             ints[place] = given[formal]
         return ints
 

@@ -21,6 +21,7 @@ class Template:
 
     Attributes:
         run: takes the values, the integers of a frame, and the position of the record.
+        function: what is called.
         grad: whether autograd records it.
         is_op: whether it is an operation of torch, not a function that the program has sent.
         size: number of integers of a record.
@@ -29,11 +30,12 @@ class Template:
         num_outs: number of results, whose first number is the record's last integer.
     """
 
-    __slots__ = ("grad", "is_op", "mutated", "name", "num_outs", "refs", "run", "size")
+    __slots__ = ("function", "grad", "is_op", "mutated", "name", "num_outs", "refs", "run", "size")
 
     def __init__(self, spec: OpSpec) -> None:
         function = resolve(spec.name) if spec.name else _loaded(spec.function)
         self.name = spec.name or getattr(function, "__qualname__", repr(function))
+        self.function = function
         self.grad = spec.grad
         self.is_op = bool(spec.name)
         self.refs = spec.refs

@@ -14,7 +14,7 @@ from monarch_hpc.tensor.stream import records
 from monarch_hpc.tensor.stream.issue_log import IssueLog, LoggedFrame
 from monarch_hpc.tensor.stream.records import ProgramSpec
 
-_PROGRAM = ProgramSpec(b"", (), (), 0, 0, 0, 3, (), (), True)
+_PROGRAM = ProgramSpec(b"", (), (), 0, 0, 0, 3, (), (), True, True)
 _VIEW: Any = object()
 _SITE: Any = None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -86,6 +86,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         world: gives the `World` of the ranks of *mesh*, which it makes at the first call, on all of them.
         last_seed: the seed that random numbers began with.
         counter: counts collectives; None if nobody asks.
+        trace: is told of writes and draws of a step that is recorded; None if none is.
         num_calls: number of calls since then of modules that live on the ranks, whose random numbers are their own.
     """
 
@@ -97,6 +98,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self.journal: Journal | None = None
         self.world: Callable[[], Any] = _no_world
         self.counter: CommunicationCounter | None = None
+        self.trace: Any = None
         self._gathered: set[str] = set()
         self.seed(seed)
 
@@ -128,6 +130,8 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             _check_copies(op, traits, args, kwargs, copied)
         if traits.written and self.journal is not None:
             self.journal.save(_written(traits, args, kwargs))
+            if self.trace is not None:
+                self.trace.note_written(_written(traits, args, kwargs))
         if traits.random:
             return self._random(op, traits, args, kwargs)
         own = OWN_RULES.get(traits.name)
@@ -151,15 +155,17 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def drawn(self, draw: Callable[..., torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The next random numbers of the mesh, of which each rank draws all."""
-        with self._random_numbers():
+        with self.random_numbers():
             return draw(shape, dtype=dtype)
 
     @contextmanager
-    def _random_numbers(self) -> Iterator[None]:
+    def random_numbers(self) -> Iterator[None]:
+        """Have torch's random numbers be those of the mesh meanwhile."""
         saved = torch.get_rng_state()
         torch.set_rng_state(self.random_state)
         try:
-            yield
+            with nullcontext() if self.trace is None else self.trace.drawing():
+                yield
         finally:
             self.random_state = torch.get_rng_state()
             if self.journal is not None:
@@ -239,10 +245,12 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def _tell_gathering(self, op: str, args: Any, kwargs: Any) -> None:
         """Warn, once for each operator and on the first rank, that it gathers its arguments."""
-        if op in self._gathered or self.mesh.get_rank() != int(self.mesh.mesh.flatten()[0]):
+        if op in self._gathered:
             return
         if any(one.placements != self.replicated for one in tree_iter((args, kwargs)) if isinstance(one, DTensor)):
             self._gathered.add(op)
+            if self.mesh.get_rank() != int(self.mesh.mesh.flatten()[0]):
+                return
             _log.warning(
                 "%s runs on whole tensors, which each rank gathers, as no rule for shards is known to be right: its "
                 "values are right, at the cost of communication and memory; see mesh.communication()",
@@ -254,14 +262,14 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         like = next(leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, DTensor))
         if traits.value_free:
             whole = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-            with self._random_numbers():
+            with self.random_numbers():
                 result = op(whole, *args[1:], **kwargs)
             if traits.written:
                 self.store(args[0], result)
                 return args[0]
             result = self.wrap(result)
         else:
-            with self._random_numbers():
+            with self.random_numbers():
                 result = self.on_whole(op, traits, args, kwargs)
         if traits.written or any(isinstance(placement, Partial) for placement in like.placements):
             return result

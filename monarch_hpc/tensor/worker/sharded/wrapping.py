@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-__all__ = ["wrapped"]
+__all__ = ["with_spec", "wrapped"]
 
 _MAX_SPECS = 1024
 """Number of descriptions that are kept for a mesh: a training has some tens, changing shapes have any number."""
@@ -33,6 +33,11 @@ def wrapped(
             mesh.specs.clear()
         meta = TensorMeta(torch.Size(shape), stride, own.dtype)
         spec = mesh.specs[key] = DTensorSpec(mesh, placements, tensor_meta=meta)
+    return with_spec(own, spec)
+
+
+def with_spec(own: torch.Tensor, spec: DTensorSpec) -> DTensor:
+    """The sharded tensor that is described, of which this rank has *own*, below autograd."""
     made: DTensor = _new(DTensor, own, spec, requires_grad=False)
     return made
 

@@ -1,0 +1,141 @@
+"""Divides the records of a captured step into those that are made of operators alone, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from monarch_hpc.tensor.stream.records import BACKWARD, FREE, GET_GRAD, NO_GRAD, OPTIMIZER_STEP
+from monarch_hpc.tensor.worker.lowered.trace import CannotLower
+from monarch_hpc.tensor.worker.programs import ReplayedProgram
+from monarch_hpc.tensor.worker.template import Template
+
+__all__ = ["Kind", "Origin", "Part", "Source", "parts_of"]
+
+_AS_RECORDED = frozenset({GET_GRAD, OPTIMIZER_STEP})
+_PURE = frozenset({"global_from_shards", "local", "made", "redistribute"})
+"""Functions of ours by name that do nothing but to run operators; see `sharded.calls`."""
+_CALLS = "monarch_hpc.tensor.worker.sharded.calls"
+
+
+class Kind(Enum):
+    """How a part is replayed."""
+
+    OPERATION = "operation"
+    BACKWARD = "backward"
+    DROPS = "drops"
+    AS_RECORDED = "as recorded"
+
+
+class Origin(Enum):
+    """Whose numbers a `Source` counts."""
+
+    RANK = "rank"
+    OWN = "own"
+    FORMAL = "formal"
+
+
+class Source(NamedTuple):
+    """A value by number: of the rank's, counted from the step's first own one, or by its place among the arguments."""
+
+    of: Origin
+    number: int
+
+
+class Part(NamedTuple):
+    """One record.
+
+    Attributes:
+        begin: position of its first integer.
+        end: position behind its last one.
+        seq: sequence number, counted from the step's first.
+        name: of the operation.
+        kind: how it is replayed.
+        refs: values that it uses.
+        results: numbers of own values that it makes, or drops.
+        written: values that it writes to.
+        leaves: of a backward pass, the values whose gradients it makes.
+        retains: of a backward pass, whether autograd's graph is kept.
+        steps: whether it steps an optimizer.
+        resets: the value whose gradient it drops; None if it drops none.
+    """
+
+    begin: int
+    end: int
+    seq: int
+    name: str
+    kind: Kind
+    refs: tuple[Source, ...] = ()
+    results: Sequence[int] = ()
+    written: tuple[Source, ...] = ()
+    leaves: tuple[Source, ...] = ()
+    retains: bool = False
+    steps: bool = False
+    resets: Source | None = None
+
+
+def parts_of(
+    program: ReplayedProgram, templates: Mapping[int, Any], size_of: Callable[[list[int], int], tuple[int, int]]
+) -> list[Part]:
+    """The parts of a step.
+
+    Args:
+        program: the step.
+        templates: of this rank.
+        size_of: gives the number of integers of the record at a position, and of its sequence numbers.
+
+    Raises:
+        CannotLower: it has records of other kinds.
+    """
+    ints = program.ints
+    own, formals = set(program.own), dict(program.formals)
+
+    def source(at: int) -> Source:
+        if at in own:
+            return Source(Origin.OWN, ints[at])
+        return Source(Origin.FORMAL, formals[at]) if at in formals else Source(Origin.RANK, ints[at])
+
+    def sources(places: range | list[int]) -> tuple[Source, ...]:
+        return tuple(source(at) for at in places if at in own or at in formals or ints[at])
+
+    found: list[Part] = []
+    i = seq = 0
+    while i < len(ints):
+        number = ints[i]
+        template = templates.get(number)
+        if type(template) is Template:
+            if not _is_pure(template):
+                raise CannotLower(f"it calls the function {template.name}")
+            first = ints[i + template.size - 1] if template.num_outs else 0
+            results = range(first, first + template.num_outs)
+            refs = sources([i + place for place in template.refs])
+            written = sources([i + place for place in template.mutated])
+            end = i + template.size
+            found.append(Part(i, end, seq, template.name, Kind.OPERATION, refs, results, written))
+            i, seq = end, seq + 1
+            continue
+        size, num = size_of(ints, i)
+        end = i + size
+        if number == BACKWARD:
+            refs, leaves = sources(range(i + 1, i + 3)), sources(range(i + 5, end))
+            part = Part(i, end, seq, "Tensor.backward", Kind.BACKWARD, refs, leaves=leaves, retains=bool(ints[i + 3]))
+        elif number == FREE:
+            part = Part(i, end, seq, "", Kind.DROPS, results=tuple(ints[i + 2 : end]))
+        elif number == NO_GRAD:
+            part = Part(i, end, seq, "Tensor.grad", Kind.DROPS, resets=source(i + 1))
+        elif number in _AS_RECORDED:
+            made = (ints[i + 2],) if number == GET_GRAD else ()
+            part = Part(i, end, seq, "", Kind.AS_RECORDED, results=made, steps=number == OPTIMIZER_STEP)
+        else:
+            raise CannotLower("it calls functions or modules on the ranks, or changes what requires a gradient")
+        found.append(part)
+        i, seq = end, seq + num
+    return found
+
+
+def _is_pure(template: Template) -> bool:
+    function = template.function
+    if template.is_op:
+        return True
+    return getattr(function, "__module__", "") == _CALLS and getattr(function, "__name__", "") in _PURE
