@@ -14,10 +14,12 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from benchmarks.grid_training import GridTraining
 from monarch_hpc import ProcMesh
-from monarch_hpc.core.errors import RemoteOpError
-from monarch_hpc.distributed import Mesh, distribute, module_to_mesh
+from monarch_hpc.distributed import Mesh, distribute, heal_mesh, module_to_mesh
+from monarch_hpc.exceptions import DeviceMeshError, RemoteOpError
 from monarch_hpc.tensor import remote
+from tests.system.tensor.deaths import die
 
 _NUM_CALLS = 7
 
@@ -269,3 +271,24 @@ def test_a_step_is_recorded_again_when_a_gradient_is_placed_otherwise(mesh: Mesh
         accumulate(x)
     assert weight.grad.full_tensor().sum().item() == (2 * _NUM_CALLS + 4) * 32.0
     assert lowering(accumulate) == {""}
+
+
+def test_a_death_among_steps_below_dtensor_is_healed_exactly(grid_of_its_own: ProcMesh) -> None:
+    num, at = 14, 9
+    mesh = Mesh(procs=grid_of_its_own)
+    undisturbed = GridTraining(mesh, num)
+    expected = [undisturbed.step(*batch) for batch in undisturbed.batches]
+    training = GridTraining(mesh, num, captured=True)
+    losses: list[float] = []
+    deaths = 0
+    while len(losses) < num:
+        try:
+            if len(losses) == at and not deaths:
+                assert lowering(training.on_ranks) == {""}
+                die(mesh, 3)
+            losses.append(training.step(*training.batches[len(losses)]))
+        except DeviceMeshError:
+            deaths += 1
+            heal_mesh(mesh)
+    assert deaths == 1 and losses == expected
+    assert all(map(torch.equal, training.state(), undisturbed.state()))

@@ -199,10 +199,19 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     # ---- what the mode of sharded tensors says ----
 
-    def note_written(self, tensors: Iterable[Any]) -> None:
-        """Sharded tensors are about to be written to."""
-        if self.is_paused or self.reason:
-            return
+    @contextmanager
+    def saving(self, tensors: Iterable[Any]) -> Iterator[None]:
+        """The journal is told of sharded tensors that are about to be written to."""
+        was_paused = self.is_paused
+        if not was_paused and not self.reason:
+            self._note_written(tensors)
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = was_paused
+
+    def _note_written(self, tensors: Iterable[Any]) -> None:
         slots = []
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):

@@ -129,9 +129,8 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if copied:
             _check_copies(op, traits, args, kwargs, copied)
         if traits.written and self.journal is not None:
-            self.journal.save(_written(traits, args, kwargs))
-            if self.trace is not None:
-                self.trace.note_written(_written(traits, args, kwargs))
+            with nullcontext() if self.trace is None else self.trace.saving(_written(traits, args, kwargs)):
+                self.journal.save(_written(traits, args, kwargs))
         if traits.random:
             return self._random(op, traits, args, kwargs)
         own = OWN_RULES.get(traits.name)
