@@ -119,7 +119,12 @@ def main() -> None:
     x = distribute(data, mesh, ["dp"])
     sharded = module_to_mesh(network(), mesh)
     remote = module_to_mesh(network(), mesh, remote=True)
-    for name, wrap in (("as written", lambda step: step), ("captured", mesh.capture)):
+    wraps: dict[str, Callable[[Any], Any]] = {
+        "as written": lambda step: step,
+        "captured": mesh.capture,
+        "captured, by DTensor": lambda step: mesh.capture(step, lower=False),
+    }
+    for name, wrap in wraps.items():
         optimizer: Any = torch.optim.AdamW(sharded.parameters(), lr=1e-3)
         rows[f"sharded, {name}"] = wrap(step_of(sharded, optimizer, lambda grad: grad)), x, lambda loss: loss.item()
         there = RemoteOptimizer(torch.optim.AdamW, remote.parameters(), lr=1e-3)

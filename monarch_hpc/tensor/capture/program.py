@@ -190,8 +190,9 @@ class CapturedProgram:
         with engine.lock:
             template = engine.template(self._key, lambda: self._spec, view)
             engine.flush()
-        found: ValueMesh[str] = view.workers.lowering.call(template).get()
-        return found
+        whole = type(view.region).whole(view.region.extent)
+        found: list[str] = view.workers.lowering.fold(list, template).get()
+        return ValueMesh(whole, found)
 
     def reset_gradients(self) -> None:
         """Have the program read gradients again, as a replay does."""

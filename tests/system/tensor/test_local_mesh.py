@@ -237,6 +237,25 @@ def test_steps_are_captured_and_replayed(local: Any) -> None:
     assert step.num_replays == 2 and losses == pytest.approx([3 * 0.8 ** (2 * turn) for turn in range(5)], rel=1e-5)
 
 
+def test_steps_of_sharded_tensors_are_replayed_below_dtensor(local: Any) -> None:
+    mesh = Mesh(procs=local)
+    weight = distribute(torch.ones(4, 4), mesh, []).requires_grad_()
+
+    @mesh.capture
+    def step(x: Any) -> Any:
+        loss = (x @ weight).square().mean()
+        weight.grad = None
+        loss.backward()
+        with torch.no_grad():
+            weight.sub_(weight.grad * 0.01)
+        return loss.detach()
+
+    x = distribute(torch.ones(4, 4), mesh, ["dp"])
+    losses = [step(x).item() for _ in range(8)]
+    assert losses == pytest.approx([16 * 0.98 ** (2 * turn) for turn in range(8)], rel=1e-5)
+    assert set(step.lowering().values()) == {""}
+
+
 def test_what_a_mesh_that_was_stopped_has_not_sent_disturbs_no_other(procs: ProcMesh) -> None:
     """Values that the program drops later are freed by frames that nobody takes."""
     with local_mesh(dp=2) as mesh, mesh.activate():
