@@ -33,7 +33,7 @@ from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.divergence import Divergence, FailedFrame
 from monarch_hpc.tensor.worker.execution import Execution
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
-from monarch_hpc.tensor.worker.programs import ReplayedProgram, Reports
+from monarch_hpc.tensor.worker.programs import ReplayedProgram, ReplayReports
 from monarch_hpc.tensor.worker.progress import FrameLines, OpProgress
 from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import OpFailure, pack_failure
@@ -91,7 +91,7 @@ class TensorWorker(Actor):
         self._lent = LentValues(rank, settings.max_lent)
         self.borrowed, self.loaned = self._lent.borrowed, self._lent.loaned
         lend = self._lent.lend
-        reports = Reports(self._begin, self._fail, lambda: bool(self._healing.cause))
+        reports = ReplayReports(self._begin, self._fail, lambda: bool(self._healing.cause))
         self._execution = Execution(rank, self._values, groups, self._healing, lend, self._queue, self._run, reports)
         self._templates = self._execution.templates
         self._shardings: dict[int, Any] = {}

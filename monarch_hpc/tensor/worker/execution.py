@@ -22,7 +22,7 @@ from monarch_hpc.tensor.worker.collectives.call_groups import CallGroups
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.healing.update import Update
-from monarch_hpc.tensor.worker.programs import ReplayedProgram, Reports, SteppedOptimizer, SteppedUpdate
+from monarch_hpc.tensor.worker.programs import ReplayedProgram, ReplayReports, SteppedOptimizer, SteppedUpdate
 from monarch_hpc.tensor.worker.queue import RankQueue
 from monarch_hpc.tensor.worker.report import LoanFailed
 from monarch_hpc.tensor.worker.requests import Requests
@@ -89,7 +89,7 @@ class Execution:
         lend: Callable[..., None],
         queue: RankQueue,
         run: Callable[[int, list[int], Sequence[Any]], None],
-        reports: Reports,
+        reports: ReplayReports,
     ) -> None:
         self.values = values
         self.templates: dict[int, Any] = {}

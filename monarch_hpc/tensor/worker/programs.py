@@ -11,10 +11,10 @@ import torch
 from monarch_hpc.tensor.stream.records import OPTIMIZER_STEP, OptimizerSpec, ProgramSpec, Ref, float_of
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
-__all__ = ["ReplayedProgram", "Reports", "SteppedOptimizer", "SteppedUpdate"]
+__all__ = ["ReplayReports", "ReplayedProgram", "SteppedOptimizer", "SteppedUpdate"]
 
 
-class Reports(NamedTuple):
+class ReplayReports(NamedTuple):
     """What the executor of records is told by who executes operations in its place.
 
     Attributes:

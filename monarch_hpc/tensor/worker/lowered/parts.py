@@ -11,7 +11,7 @@ from monarch_hpc.tensor.worker.lowered.trace import CannotLower
 from monarch_hpc.tensor.worker.programs import ReplayedProgram
 from monarch_hpc.tensor.worker.template import Template
 
-__all__ = ["Kind", "Origin", "Part", "Source", "parts_of"]
+__all__ = ["Origin", "PartKind", "StepPart", "ValueSource", "parts_of"]
 
 _AS_RECORDED = frozenset({GET_GRAD, OPTIMIZER_STEP})
 _PURE = frozenset({"global_from_shards", "local", "made", "redistribute"})
@@ -19,7 +19,7 @@ _PURE = frozenset({"global_from_shards", "local", "made", "redistribute"})
 _CALLS = "monarch_hpc.tensor.worker.sharded.calls"
 
 
-class Kind(Enum):
+class PartKind(Enum):
     """How a part is replayed."""
 
     OPERATION = "operation"
@@ -29,21 +29,21 @@ class Kind(Enum):
 
 
 class Origin(Enum):
-    """Whose numbers a `Source` counts."""
+    """Whose numbers a `ValueSource` counts."""
 
     RANK = "rank"
     OWN = "own"
     FORMAL = "formal"
 
 
-class Source(NamedTuple):
+class ValueSource(NamedTuple):
     """A value by number: of the rank's, counted from the step's first own one, or by its place among the arguments."""
 
     of: Origin
     number: int
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """One record.
 
     Attributes:
@@ -65,19 +65,19 @@ class Part(NamedTuple):
     end: int
     seq: int
     name: str
-    kind: Kind
-    refs: tuple[Source, ...] = ()
+    kind: PartKind
+    refs: tuple[ValueSource, ...] = ()
     results: Sequence[int] = ()
-    written: tuple[Source, ...] = ()
-    leaves: tuple[Source, ...] = ()
+    written: tuple[ValueSource, ...] = ()
+    leaves: tuple[ValueSource, ...] = ()
     retains: bool = False
     steps: bool = False
-    resets: Source | None = None
+    resets: ValueSource | None = None
 
 
 def parts_of(
     program: ReplayedProgram, templates: Mapping[int, Any], size_of: Callable[[list[int], int], tuple[int, int]]
-) -> list[Part]:
+) -> list[StepPart]:
     """The parts of a step.
 
     Args:
@@ -91,15 +91,15 @@ def parts_of(
     ints = program.ints
     own, formals = set(program.own), dict(program.formals)
 
-    def source(at: int) -> Source:
+    def source(at: int) -> ValueSource:
         if at in own:
-            return Source(Origin.OWN, ints[at])
-        return Source(Origin.FORMAL, formals[at]) if at in formals else Source(Origin.RANK, ints[at])
+            return ValueSource(Origin.OWN, ints[at])
+        return ValueSource(Origin.FORMAL, formals[at]) if at in formals else ValueSource(Origin.RANK, ints[at])
 
-    def sources(places: range | list[int]) -> tuple[Source, ...]:
+    def sources(places: range | list[int]) -> tuple[ValueSource, ...]:
         return tuple(source(at) for at in places if at in own or at in formals or ints[at])
 
-    found: list[Part] = []
+    found: list[StepPart] = []
     i = seq = 0
     while i < len(ints):
         number = ints[i]
@@ -112,21 +112,23 @@ def parts_of(
             refs = sources([i + place for place in template.refs])
             written = sources([i + place for place in template.mutated])
             end = i + template.size
-            found.append(Part(i, end, seq, template.name, Kind.OPERATION, refs, results, written))
+            found.append(StepPart(i, end, seq, template.name, PartKind.OPERATION, refs, results, written))
             i, seq = end, seq + 1
             continue
         size, num = size_of(ints, i)
         end = i + size
         if number == BACKWARD:
             refs, leaves = sources(range(i + 1, i + 3)), sources(range(i + 5, end))
-            part = Part(i, end, seq, "Tensor.backward", Kind.BACKWARD, refs, leaves=leaves, retains=bool(ints[i + 3]))
+            part = StepPart(
+                i, end, seq, "Tensor.backward", PartKind.BACKWARD, refs, leaves=leaves, retains=bool(ints[i + 3])
+            )
         elif number == FREE:
-            part = Part(i, end, seq, "", Kind.DROPS, results=tuple(ints[i + 2 : end]))
+            part = StepPart(i, end, seq, "", PartKind.DROPS, results=tuple(ints[i + 2 : end]))
         elif number == NO_GRAD:
-            part = Part(i, end, seq, "Tensor.grad", Kind.DROPS, resets=source(i + 1))
+            part = StepPart(i, end, seq, "Tensor.grad", PartKind.DROPS, resets=source(i + 1))
         elif number in _AS_RECORDED:
             made = (ints[i + 2],) if number == GET_GRAD else ()
-            part = Part(i, end, seq, "", Kind.AS_RECORDED, results=made, steps=number == OPTIMIZER_STEP)
+            part = StepPart(i, end, seq, "", PartKind.AS_RECORDED, results=made, steps=number == OPTIMIZER_STEP)
         else:
             raise CannotLower("it calls functions or modules on the ranks, or changes what requires a gradient")
         found.append(part)

@@ -10,11 +10,11 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from monarch_hpc.tensor.worker.healing.rank import SETTLED_ELEMENTS
-from monarch_hpc.tensor.worker.lowered.parts import Kind, Origin, Part, Source
+from monarch_hpc.tensor.worker.lowered.parts import Origin, PartKind, StepPart, ValueSource
 from monarch_hpc.tensor.worker.lowered.trace import CannotLower, Instruction, StepTrace, part_of
 from monarch_hpc.tensor.worker.sharded.modes import Below
 
-__all__ = ["Guard", "Kept", "RecordedPart", "Recording", "Replay", "record"]
+__all__ = ["KeptResult", "RecordedPart", "Replay", "ReplayRecording", "ValueGuard", "record"]
 
 
 class Replay(NamedTuple):
@@ -40,13 +40,13 @@ class Replay(NamedTuple):
     sharding: Any
     run: Callable[[int, list[int], Sequence[Any]], None]
 
-    def number(self, source: Source) -> int:
+    def number(self, source: ValueSource) -> int:
         """The number of a value."""
         if source.of is Origin.OWN:
             return self.first + source.number
         return self.given[source.number] if source.of is Origin.FORMAL else source.number
 
-    def value(self, source: Source) -> Any:
+    def value(self, source: ValueSource) -> Any:
         """A value; None if it is not there."""
         return self.values.get(self.number(source))
 
@@ -54,12 +54,12 @@ class Replay(NamedTuple):
         """Execute its records as they are."""
         self.run(self.seq, self.ints, self.objects)
 
-    def run_parts(self, first: Part, last: Part) -> None:
+    def run_parts(self, first: StepPart, last: StepPart) -> None:
         """Execute records as they are."""
         self.run(self.seq + first.seq, self.ints[first.begin : last.end], self.objects)
 
 
-class Guard(NamedTuple):
+class ValueGuard(NamedTuple):
     """What a value from outside of the step was like: its DTensorSpec, and this rank's part."""
 
     spec: Any
@@ -68,13 +68,13 @@ class Guard(NamedTuple):
     grads: bool
 
     @staticmethod
-    def of(tensor: DTensor) -> Guard:
+    def of(tensor: DTensor) -> ValueGuard:
         """Describe a value."""
         part = part_of(tensor)
-        return Guard(tensor._spec, tuple(part.shape), part.stride(), tensor.requires_grad)
+        return ValueGuard(tensor._spec, tuple(part.shape), part.stride(), tensor.requires_grad)
 
 
-class Kept(NamedTuple):
+class KeptResult(NamedTuple):
     """A result that others use: its number among own values, slot, DTensorSpec, and whether it had a history."""
 
     number: int
@@ -95,15 +95,15 @@ class RecordedPart(NamedTuple):
         spoils: values from outside that share memory with those that it writes to.
     """
 
-    part: Part
-    loads: tuple[tuple[int, Source, bool], ...] = ()
+    part: StepPart
+    loads: tuple[tuple[int, ValueSource, bool], ...] = ()
     instructions: tuple[Instruction, ...] = ()
-    grads: tuple[tuple[Source, int, Any], ...] = ()
-    writes: tuple[tuple[Source, int], ...] = ()
-    spoils: tuple[Source, ...] = ()
+    grads: tuple[tuple[ValueSource, int, Any], ...] = ()
+    writes: tuple[tuple[ValueSource, int], ...] = ()
+    spoils: tuple[ValueSource, ...] = ()
 
 
-class Recording(NamedTuple):
+class ReplayRecording(NamedTuple):
     """What a replay did.
 
     Attributes:
@@ -119,13 +119,13 @@ class Recording(NamedTuple):
     parts: tuple[RecordedPart, ...]
     num_slots: int
     constants: dict[int, torch.Tensor]
-    guards: dict[Source, Guard]
-    same: tuple[tuple[Source, Source], ...]
-    grads: dict[Source, Any]
-    kept: tuple[Kept, ...]
+    guards: dict[ValueSource, ValueGuard]
+    same: tuple[tuple[ValueSource, ValueSource], ...]
+    grads: dict[ValueSource, Any]
+    kept: tuple[KeptResult, ...]
 
 
-def record(parts: Sequence[Part], replay: Replay, is_whole: Callable[[], bool]) -> Recording:
+def record(parts: Sequence[StepPart], replay: Replay, is_whole: Callable[[], bool]) -> ReplayRecording:
     """Execute a replay, and return what it did.
 
     Args:
@@ -154,18 +154,18 @@ def record(parts: Sequence[Part], replay: Replay, is_whole: Callable[[], bool]) 
 
 
 class _Recorder:
-    def __init__(self, parts: Sequence[Part], replay: Replay) -> None:
+    def __init__(self, parts: Sequence[StepPart], replay: Replay) -> None:
         self.trace = StepTrace()
         self.reason = ""
         self._parts = parts
         self._replay = replay
         self._found: list[RecordedPart] = []
-        self._outside: dict[Source, DTensor] = {}
-        self._guards: dict[Source, Guard] = {}
-        self._same: list[tuple[Source, Source]] = []
-        self._kept: dict[int, Kept] = {}
-        self._losses = {part.refs[0] for part in parts if part.kind is Kind.BACKWARD and not part.retains}
-        self._makers = {number for part in parts if part.kind is Kind.OPERATION for number in part.results}
+        self._outside: dict[ValueSource, DTensor] = {}
+        self._guards: dict[ValueSource, ValueGuard] = {}
+        self._same: list[tuple[ValueSource, ValueSource]] = []
+        self._kept: dict[int, KeptResult] = {}
+        self._losses = {part.refs[0] for part in parts if part.kind is PartKind.BACKWARD and not part.retains}
+        self._makers = {number for part in parts if part.kind is PartKind.OPERATION for number in part.results}
         resets = {part.resets for part in parts if part.resets is not None}
         leaves = {leaf for part in parts for leaf in part.leaves} - resets
         self._grads = {leaf: _spec_of_grad(replay.value(leaf)) for leaf in leaves}
@@ -174,7 +174,7 @@ class _Recorder:
 
     def run(self, place: int) -> None:
         part = self._parts[place]
-        if part.kind in (Kind.AS_RECORDED, Kind.DROPS):
+        if part.kind in (PartKind.AS_RECORDED, PartKind.DROPS):
             if part.steps:
                 self._keep_sums()
             self._replay.run_parts(part, part)
@@ -207,7 +207,7 @@ class _Recorder:
             return
         self._found.append(RecordedPart(part, loads, instructions, grads, writes, spoils))
 
-    def _loads(self, part: Part) -> tuple[tuple[int, Source, bool], ...]:
+    def _loads(self, part: StepPart) -> tuple[tuple[int, ValueSource, bool], ...]:
         found = []
         for source in dict.fromkeys((*part.refs, *part.leaves)):
             value = self._replay.value(source)
@@ -226,14 +226,14 @@ class _Recorder:
                 found.append((self.trace.define(part_of(grad)), leaf, True))
         return tuple(found)
 
-    def _sharing(self, written: Sequence[Source]) -> tuple[Source, ...]:
+    def _sharing(self, written: Sequence[ValueSource]) -> tuple[ValueSource, ...]:
         """The values from outside that share memory with some values."""
         if not written:
             return ()
         hit = {_memory_of(value) for one in written if isinstance(value := self._replay.value(one), DTensor)}
         return tuple(source for source, value in self._outside.items() if _memory_of(value) in hit)
 
-    def _note_outside(self, source: Source, value: DTensor) -> None:
+    def _note_outside(self, source: ValueSource, value: DTensor) -> None:
         if source in self._outside:
             return
         if hasattr(value, "_stand_in") or "_copied_at" in value.__dict__:
@@ -245,9 +245,9 @@ class _Recorder:
         self._same += [(source, other) for other, one in self._outside.items() if one is value]
         self._outside[source] = value
         if source.of is not Origin.OWN:
-            self._guards[source] = Guard.of(value)
+            self._guards[source] = ValueGuard.of(value)
 
-    def _new_grads(self, part: Part, before: dict[Source, Any]) -> tuple[tuple[Source, int, Any], ...]:
+    def _new_grads(self, part: StepPart, before: dict[ValueSource, Any]) -> tuple[tuple[ValueSource, int, Any], ...]:
         changed = [source for source, grad in before.items() if self._outside[source].grad is not grad]
         if set(changed) - set(part.leaves):
             raise CannotLower("it makes gradients of tensors that it does not name")
@@ -268,7 +268,7 @@ class _Recorder:
     def _keep_sums(self) -> None:
         """Keep small sums that are not added up: a commit adds them, in as many messages on all ranks."""
         for number in self._makers:
-            value = self._replay.value(Source(Origin.OWN, number))
+            value = self._replay.value(ValueSource(Origin.OWN, number))
             if (
                 isinstance(value, DTensor)
                 and value.numel() <= SETTLED_ELEMENTS
@@ -283,14 +283,14 @@ class _Recorder:
             self.reason = "it returns a tensor that no operator of the step has made"
             return
         is_spent = value.requires_grad and is_result
-        if is_spent and Source(Origin.OWN, number) not in self._losses:
+        if is_spent and ValueSource(Origin.OWN, number) not in self._losses:
             self.reason = "it returns a tensor with a history: detach() it"
         if "_copied_at" in value.__dict__:
             self.reason = "it returns a view that is a copy"
-        self._kept[number] = Kept(number, slot, value._spec, is_spent)
+        self._kept[number] = KeptResult(number, slot, value._spec, is_spent)
 
-    def recording(self) -> Recording:
-        results = {number: self._replay.value(Source(Origin.OWN, number)) for number in self._makers}
+    def recording(self) -> ReplayRecording:
+        results = {number: self._replay.value(ValueSource(Origin.OWN, number)) for number in self._makers}
         for number, value in results.items():
             if value is not None and not self.reason:
                 self._keep(number, value, is_result=True)
@@ -302,7 +302,9 @@ class _Recorder:
             raise CannotLower(self.trace.reason or self.reason)
         trace, kept = self.trace, tuple(self._kept.values())
         same = tuple(self._same)
-        return Recording(tuple(self._found), trace.num_slots, trace.constants, self._guards, same, self._grads, kept)
+        return ReplayRecording(
+            tuple(self._found), trace.num_slots, trace.constants, self._guards, same, self._grads, kept
+        )
 
 
 def _memory_of(tensor: DTensor) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch_hpc.tensor.worker.lowered.parts import Origin, Part, Source, parts_of
-from monarch_hpc.tensor.worker.lowered.recording import Recording, Replay, record
+from monarch_hpc.tensor.worker.lowered.parts import Origin, StepPart, ValueSource, parts_of
+from monarch_hpc.tensor.worker.lowered.recording import Replay, ReplayRecording, record
 from monarch_hpc.tensor.worker.lowered.step import LoweredStep, check_alike
 from monarch_hpc.tensor.worker.lowered.trace import CannotLower
-from monarch_hpc.tensor.worker.programs import ReplayedProgram, Reports
+from monarch_hpc.tensor.worker.programs import ReplayedProgram, ReplayReports
 from monarch_hpc.tensor.worker.values import Failure
 
 __all__ = ["Replays"]
@@ -39,15 +39,15 @@ class Replays:
         program: ReplayedProgram,
         templates: Mapping[int, Any],
         size_of: Callable[[list[int], int], tuple[int, int]],
-        reports: Reports,
+        reports: ReplayReports,
     ) -> None:
         self._reports = reports
-        self._parts: list[Part] = []
-        self._last: Recording | None = None
+        self._parts: list[StepPart] = []
+        self._last: ReplayRecording | None = None
         self._lowered: LoweredStep | None = None
         self._num_recordings = 0
-        self._leaves: set[Source] = set()
-        self._outside: set[Source] = set()
+        self._leaves: set[ValueSource] = set()
+        self._outside: set[ValueSource] = set()
         self.reason = ""
         try:
             self._parts = parts_of(program, templates, size_of)

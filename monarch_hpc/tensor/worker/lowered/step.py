@@ -12,10 +12,10 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from monarch_hpc.tensor.worker.gradients import set_grad
-from monarch_hpc.tensor.worker.lowered.parts import Kind, Part
-from monarch_hpc.tensor.worker.lowered.recording import Guard, Kept, RecordedPart, Recording, Replay
-from monarch_hpc.tensor.worker.lowered.trace import Call, CannotLower, Draw, Instruction, Save, Slot
-from monarch_hpc.tensor.worker.programs import Reports
+from monarch_hpc.tensor.worker.lowered.parts import PartKind, StepPart
+from monarch_hpc.tensor.worker.lowered.recording import KeptResult, RecordedPart, Replay, ReplayRecording, ValueGuard
+from monarch_hpc.tensor.worker.lowered.trace import Call, CannotLower, Draw, Instruction, TensorSlot, WriteNote
+from monarch_hpc.tensor.worker.programs import ReplayReports
 from monarch_hpc.tensor.worker.sharded.modes import BelowAll, WithoutModes
 from monarch_hpc.tensor.worker.sharded.wrapping import with_spec
 from monarch_hpc.tensor.worker.values import Dependent, Failure
@@ -23,7 +23,7 @@ from monarch_hpc.tensor.worker.values import Dependent, Failure
 __all__ = ["LoweredStep", "check_alike"]
 
 
-def check_alike(one: Recording, other: Recording) -> None:
+def check_alike(one: ReplayRecording, other: ReplayRecording) -> None:
     """Check that two replays have done the same.
 
     Raises:
@@ -48,16 +48,19 @@ class LoweredStep:
         reports: of the executor.
     """
 
-    def __init__(self, recording: Recording, reports: Reports) -> None:
+    def __init__(self, recording: ReplayRecording, reports: ReplayReports) -> None:
         self._reports = reports
         self._guards = recording.guards
         self._same = recording.same
         self._grads = recording.grads
         self._constants = recording.constants
         self._num_slots = recording.num_slots
-        kept: dict[int, Kept] = {one.number: one for one in recording.kept}
+        kept: dict[int, KeptResult] = {one.number: one for one in recording.kept}
         drops = _drops(recording, kept)
-        held = {*kept, *(n for one in recording.parts if one.part.kind is Kind.AS_RECORDED for n in one.part.results)}
+        held = {
+            *kept,
+            *(n for one in recording.parts if one.part.kind is PartKind.AS_RECORDED for n in one.part.results),
+        }
         parts = [_Compiled(found, kept, held, drops[place]) for place, found in enumerate(recording.parts)]
         self._groups = [(lowers, tuple(group)) for lowers, group in groupby(parts, lambda one: one.lowers)]
 
@@ -65,7 +68,7 @@ class LoweredStep:
         """Whether what it uses from outside is as it was when it was recorded."""
         for source, guard in self._guards.items():
             value = replay.value(source)
-            if not isinstance(value, DTensor) or Guard.of(value) != guard:
+            if not isinstance(value, DTensor) or ValueGuard.of(value) != guard:
                 return False
         for source, other in self._same:
             if replay.value(source) is not replay.value(other):
@@ -91,17 +94,17 @@ class LoweredStep:
 class _Compiled:
     """A record, and a function of the slots that does what it did."""
 
-    def __init__(self, found: RecordedPart, kept: dict[int, Kept], held: set[int], drops: set[int]) -> None:
-        self.part: Part = found.part
-        self.lowers = found.part.kind is not Kind.AS_RECORDED
+    def __init__(self, found: RecordedPart, kept: dict[int, KeptResult], held: set[int], drops: set[int]) -> None:
+        self.part: StepPart = found.part
+        self.lowers = found.part.kind is not PartKind.AS_RECORDED
         self.loads = found.loads
         self.grads = found.grads
         self.writes = found.writes
         self.spoils = found.spoils
         results = found.part.results
-        makes = found.part.kind is Kind.OPERATION
+        makes = found.part.kind is PartKind.OPERATION
         self.kept = tuple(kept[number] for number in results if number in kept) if makes else ()
-        self.held = tuple(number for number in results if number in held) if found.part.kind is Kind.DROPS else ()
+        self.held = tuple(number for number in results if number in held) if found.part.kind is PartKind.DROPS else ()
         bound = {slot for _, slot, _ in found.grads} | {one.slot for one in self.kept}
         self.outs = frozenset(_made(found.instructions))
         self.ins = frozenset(_used(found.instructions)) | (bound - self.outs)
@@ -116,7 +119,9 @@ class _Run:
         slots: tensors by slot.
     """
 
-    def __init__(self, replay: Replay, reports: Reports, num_slots: int, constants: dict[int, torch.Tensor]) -> None:
+    def __init__(
+        self, replay: Replay, reports: ReplayReports, num_slots: int, constants: dict[int, torch.Tensor]
+    ) -> None:
         self._replay = replay
         self._reports = reports
         self._ops = replay.sharding.ops
@@ -132,12 +137,12 @@ class _Run:
         for one in parts:
             part = one.part
             seq = replay.seq + part.seq
-            if part.kind is Kind.DROPS:
+            if part.kind is PartKind.DROPS:
                 self._drop(one)
                 continue
             reports.begin(seq, part.name)
             try:
-                if part.kind is Kind.BACKWARD:
+                if part.kind is PartKind.BACKWARD:
                     self._ops.journal.effects += 1
                 if one.loads:
                     self._load(one)
@@ -225,7 +230,7 @@ class _Run:
         replay, part = self._replay, one.part
         root = error.root if isinstance(error, Dependent) else seq
         self._poisoned.update(dict.fromkeys(one.outs, root))
-        if part.kind is Kind.BACKWARD:
+        if part.kind is PartKind.BACKWARD:
             numbers = [number for leaf in part.leaves if (number := replay.number(leaf)) in replay.values]
             replay.values.grads.update(dict.fromkeys(numbers, Failure(root)))
         results = [replay.first + number for number in part.results]
@@ -269,7 +274,7 @@ def _compile(instructions: Sequence[Instruction], drops: set[int]) -> Callable[[
 
 
 def _line(instruction: Instruction, names: dict[str, Any]) -> str:
-    if isinstance(instruction, Save):
+    if isinstance(instruction, WriteNote):
         return f"X.save({','.join(f'S[{slot}]' for slot in instruction.slots)})"
     if isinstance(instruction, Draw):
         return "X.begin_draw()" if instruction.begins else "X.end_draw()"
@@ -283,7 +288,7 @@ def _line(instruction: Instruction, names: dict[str, Any]) -> str:
 
 
 def _expression(arg: Any, names: dict[str, Any]) -> str:
-    if isinstance(arg, Slot):
+    if isinstance(arg, TensorSlot):
         return f"S[{arg.number}]"
     if isinstance(arg, list):
         return f"[{','.join(_expression(item, names) for item in arg)}]"
@@ -305,7 +310,7 @@ def _nothing(_slots: list[Any], _run: _Run) -> None:
 
 
 def _slots_in(arg: Any) -> Iterator[int]:
-    if isinstance(arg, Slot):
+    if isinstance(arg, TensorSlot):
         yield arg.number
     elif isinstance(arg, (list, tuple)):
         for item in arg:
@@ -314,7 +319,7 @@ def _slots_in(arg: Any) -> Iterator[int]:
 
 def _used(instructions: Iterable[Instruction]) -> Iterator[int]:
     for one in instructions:
-        if isinstance(one, Save):
+        if isinstance(one, WriteNote):
             yield from one.slots
         elif isinstance(one, Call):
             yield from _slots_in(list(one.args))
@@ -327,12 +332,12 @@ def _made(instructions: Iterable[Instruction]) -> Iterator[int]:
             yield from (slot for slot in one.outs if slot is not None)
 
 
-def _drops(recording: Recording, kept: dict[int, Kept]) -> list[set[int]]:
+def _drops(recording: ReplayRecording, kept: dict[int, KeptResult]) -> list[set[int]]:
     """The slots that no part after each one needs."""
     last: dict[int, int] = {}
     for place, found in enumerate(recording.parts):
         grads = [slot for _, slot, _ in found.grads]
-        makes = found.part.kind is Kind.OPERATION
+        makes = found.part.kind is PartKind.OPERATION
         results = [kept[number].slot for number in found.part.results if number in kept] if makes else []
         for slot in (*_used(found.instructions), *_made(found.instructions), *grads, *results):
             last[slot] = place

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["Call", "CannotLower", "Draw", "Instruction", "Save", "Slot", "StepTrace", "part_of"]
+__all__ = ["Call", "CannotLower", "Draw", "Instruction", "StepTrace", "TensorSlot", "WriteNote", "part_of"]
 
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
 _NAMESPACES = ("aten", "_c10d_functional")
@@ -49,7 +49,7 @@ class CannotLower(Exception):
         self.reason = reason
 
 
-class Slot(NamedTuple):
+class TensorSlot(NamedTuple):
     """Stands for a tensor among the arguments of a call."""
 
     number: int
@@ -69,7 +69,7 @@ class Call(NamedTuple):
     is_many: bool
 
 
-class Save(NamedTuple):
+class WriteNote(NamedTuple):
     """Tensors that are about to be written to, for the journal."""
 
     slots: tuple[int, ...]
@@ -81,7 +81,7 @@ class Draw(NamedTuple):
     begins: bool
 
 
-Instruction = Call | Save | Draw
+Instruction = Call | WriteNote | Draw
 
 
 class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
@@ -173,7 +173,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             slot = self.slot_of(arg)
             if slot is None:
                 raise CannotLower(f"{name} gets a tensor that no operator of the step has made")
-            return Slot(slot)
+            return TensorSlot(slot)
         if isinstance(arg, (list, tuple)):
             items = [self._encoded(name, item) for item in arg]
             return items if isinstance(arg, list) else tuple(items)
@@ -220,7 +220,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                     self.reason = "it writes to a tensor that no operator of the step has made"
                     return
                 slots.append(slot)
-        self.instructions.append(Save(tuple(slots)))
+        self.instructions.append(WriteNote(tuple(slots)))
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
