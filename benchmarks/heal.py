@@ -235,6 +235,7 @@ class Training(GridTraining):
                 self.num_rewinds += 1
             self.heals_s.append(time.perf_counter() - begun_s)
             is_healed = True
+            killed.unlink(missing_ok=True)  # within the heal, which has seen it
             at = self.mesh.version - self.begun
 
 
