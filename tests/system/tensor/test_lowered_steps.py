@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from benchmarks.grid_training import GridTraining
-from monarch_hpc import ProcMesh
+from monarch_hpc import Actor, ProcMesh, endpoint
 from monarch_hpc.distributed import Mesh, distribute, heal_mesh, module_to_mesh
 from monarch_hpc.exceptions import DeviceMeshError, RemoteOpError
 from monarch_hpc.tensor import remote
+from monarch_hpc.tensor.worker.lowered import replays
 from tests.system.tensor.deaths import die
 
 _NUM_CALLS = 7
@@ -249,6 +250,48 @@ def test_what_is_not_only_operators_is_replayed_as_recorded(mesh: Mesh) -> None:
         mesh.capture(with_history).lowering()
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_arguments_that_were_other_values_need_not_be_so_again(mesh: Mesh, in_order: bool) -> None:
+    found = []
+    for lower in (False, True):
+        torch.manual_seed(0)
+        weight, other = (distribute(torch.randn(4, 4), mesh, []) for _ in range(2))
+
+        def step(x: Any, weight: Any = weight) -> Any:
+            return x @ weight + x if in_order else weight @ x + x
+
+        run = mesh.capture(step, lower=lower)
+        outs = [run(weight.detach()) for _ in range(_NUM_CALLS)]
+        assert lowering(run) == ({""} if lower else {"it was asked not to (lower=False)"})
+        outs += [run(other) for _ in range(_NUM_CALLS)]
+        found.append(bits(outs))
+    assert found[0] == found[1]
+    assert lowering(run) == {""}
+
+
+@pytest.mark.parametrize("first", ["use", "add"])
+def test_a_gradient_that_is_an_argument_is_used_as_recorded(mesh: Mesh, first: str) -> None:
+    found = []
+    for lower in (False, True):
+        torch.manual_seed(0)
+        weight = distribute(torch.randn(4, 4), mesh, []).requires_grad_()
+        x = distribute(torch.ones(4, 4), mesh, [])
+        other = distribute(torch.randn(4, 4), mesh, [])
+        (x @ weight).sum().backward()  # type: ignore[no-untyped-call]
+
+        def step(grad: Any, weight: Any = weight, x: Any = x) -> Any:
+            twice = grad * 2 if first == "use" else None
+            (x @ weight).square().mean().backward()
+            return grad * 2 if twice is None else twice
+
+        run = mesh.capture(step, lower=lower)
+        outs = [run(weight.grad) for _ in range(_NUM_CALLS)]
+        outs += [run(other) for _ in range(2)]
+        found.append(bits([*outs, weight.grad]))
+    assert found[0] == found[1]
+    assert run.num_replays
+
+
 def test_a_step_is_recorded_again_when_a_gradient_is_placed_otherwise(mesh: Mesh) -> None:
     weight = distribute(torch.ones(4, 4), mesh, []).requires_grad_()
     x = distribute(torch.ones(4, 4), mesh, ["dp"])
@@ -292,3 +335,78 @@ def test_a_death_among_steps_below_dtensor_is_healed_exactly(grid_of_its_own: Pr
             heal_mesh(mesh)
     assert deaths == 1 and losses == expected
     assert all(map(torch.equal, training.state(), undisturbed.state()))
+
+
+class Recorded(Actor):
+    """Has the ranks of its proc replay steps as recorded."""
+
+    @endpoint
+    def begin(self) -> None:
+        """From now on."""
+        replays._MAX_RECORDINGS = 0
+
+
+def test_ranks_need_not_agree(grid_of_its_own: ProcMesh) -> None:
+    mesh = Mesh(procs=grid_of_its_own)
+    found = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        weights = [distribute(torch.randn(4, 4), mesh, []).requires_grad_() for _ in range(2)]
+        optimizer = torch.optim.AdamW(weights, lr=0.01)
+        x = distribute(torch.randn(8, 4), mesh, ["dp"])
+
+        def step(x: Any, weights: Any = weights, optimizer: Any = optimizer) -> Any:
+            loss = (x @ weights[0] @ weights[1]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(weights, 0.5)  # sums all gradients in one message
+            total = x.sum()
+            optimizer.step()  # commits, which adds the total up
+            return loss.detach() + total / 64
+
+        run: Any = mesh.capture(step) if capture else step
+        if capture:
+            mesh.procs.slice(dp=1, tp=0).spawn("recorded", Recorded).begin.call().get(60)
+        found.append([run(x).item() for _ in range(10)] + bits(weights))
+    assert found[0] == found[1]
+    assert sorted(run.lowering().values()) == ["", "", "", "it was replayed too seldom"]
+
+
+def test_a_sum_that_a_commit_has_added_up_is_read_anew_once_it_was_written_to(procs: ProcMesh) -> None:
+    mesh = Mesh(procs=procs)
+    total = distribute(torch.ones(4, 4), mesh, ["dp"]).sum()
+    one = distribute(torch.tensor(1.0), mesh, [])
+
+    @mesh.capture
+    def double(x: Any) -> Any:
+        total.mul_(2)
+        return x * 2
+
+    for _ in range(_NUM_CALLS):
+        double(one)
+    assert lowering(double) == {""}
+    mesh.commit()
+    assert total.item() == 16.0 * 2**_NUM_CALLS
+    double(one)
+    assert total.item() == 32.0 * 2**_NUM_CALLS
+
+
+def test_a_write_that_fails_spoils_what_shares_its_memory(mesh: Mesh) -> None:
+    for lower in (False, True):
+        buffer = distribute(torch.zeros(4), mesh, [])
+
+        def step(index: Any, x: Any, buffer: Any = buffer) -> Any:
+            buffer.add_(1)
+            buffer.view(4)[index] = x
+            return x + 1
+
+        run = mesh.capture(step, lower=lower)
+        x = distribute(torch.ones(2), mesh, [])
+        good, bad = (distribute(torch.tensor(numbers), mesh, []) for numbers in ([0, 1], [0, 9]))
+        for _ in range(_NUM_CALLS):
+            run(good, x)
+        assert lowering(run) == ({""} if lower else {"it was asked not to (lower=False)"})
+        assert buffer.full_tensor().tolist() == [1.0, 1.0, 7.0, 7.0]
+        assert run(bad, x).full_tensor().tolist() == [2.0, 2.0]
+        with pytest.raises(RemoteOpError, match="out of"):
+            buffer.full_tensor()

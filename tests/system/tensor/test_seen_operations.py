@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,6 +19,7 @@ from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.attach.tables.rows import query_rows
 from monarch_hpc.cli.main import main
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
+from monarch_hpc.distributed import Mesh, distribute
 from monarch_hpc.telemetry.views.picture import Row, draw
 from monarch_hpc.tensor import Stream, remote, sync
 from monarch_hpc.testing import wait_until
@@ -78,3 +80,33 @@ def test_each_ranks_operation_and_line(hosts: HostMesh, procs: ProcMesh, capsys:
         releases(small)
         sync(procs)
     wait_until("idle ranks", workers, accept=lambda rows: not rows)
+
+
+def test_the_operation_of_a_step_below_dtensor(procs: ProcMesh) -> None:
+    mesh = Mesh(procs=procs, commit=False)
+    x = distribute(torch.ones(4), mesh, ["dp"])
+
+    @mesh.capture
+    def step(x: Any) -> Any:
+        total = (x * 1).sum()
+        return total.square()  # the sum over ranks
+
+    for _ in range(6):
+        assert step(x).item() == 16.0
+    assert set(step.lowering().values()) == {""}
+    texts = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(texts, 1) if text.endswith("# the sum over ranks"))
+    stopped = procs.procs[1].pid
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        result = step(x)
+        here = f"{__file__}:{line} in step"
+        shown = ("tensor_worker[0]", True)
+        wait_until(
+            "the first rank in the sum",
+            lambda: {(row.actor, here in row.operation) for row in workers()},
+            accept=lambda found: shown in found,
+        )
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert result.item() == 16.0

@@ -11,10 +11,12 @@ from torch.distributed.tensor import DTensor
 
 from monarch_hpc.tensor.worker.healing.rank import SETTLED_ELEMENTS
 from monarch_hpc.tensor.worker.lowered.parts import Origin, PartKind, StepPart, ValueSource
-from monarch_hpc.tensor.worker.lowered.trace import CannotLower, Instruction, StepTrace, part_of
+from monarch_hpc.tensor.worker.lowered.trace import CannotLower, Instruction, StepTrace, part_of, place_of
 from monarch_hpc.tensor.worker.sharded.modes import Below
 
 __all__ = ["KeptResult", "RecordedPart", "Replay", "ReplayRecording", "ValueGuard", "record"]
+
+_GRADIENT_AS_VALUE = "it uses a gradient as a value, too"
 
 
 class Replay(NamedTuple):
@@ -111,7 +113,7 @@ class ReplayRecording(NamedTuple):
         num_slots: number of slots.
         constants: tensors by slot.
         guards: what it used from outside.
-        same: pairs of values from outside that are one.
+        same: pairs of values from outside that are the same memory, seen alike.
         grads: DTensorSpecs of gradients that its leaves had before, unless it drops them; None where they had none.
         kept: its results.
     """
@@ -209,22 +211,35 @@ class _Recorder:
 
     def _loads(self, part: StepPart) -> tuple[tuple[int, ValueSource, bool], ...]:
         found = []
+        num_outside = len(self._outside)
         for source in dict.fromkeys((*part.refs, *part.leaves)):
             value = self._replay.value(source)
             if value is None:
                 continue
             if not isinstance(value, DTensor):
                 raise CannotLower("it uses a value that is no sharded tensor")
-            if source.of is not Origin.OWN or source.number not in self._makers:
+            is_made = source.of is Origin.OWN and source.number in self._makers
+            if not is_made:
                 self._note_outside(source, value)
             slot = self.trace.slot_of(part_of(value))
+            if slot is None and is_made:
+                raise CannotLower("it uses a result that no operator of the step has made")
             if slot is None:
                 found.append((self.trace.define(part_of(value)), source, False))
+        if part.leaves or len(self._outside) > num_outside:
+            self._check_gradients()
         for leaf in part.leaves:
             grad = self._outside[leaf].grad if leaf in self._outside else None
             if grad is not None and self.trace.slot_of(part_of(grad)) is None:
                 found.append((self.trace.define(part_of(grad)), leaf, True))
         return tuple(found)
+
+    def _check_gradients(self) -> None:
+        """Refuse gradients that are values from outside, too: what is one memory now may be two at a replay."""
+        outside = {place_of(part_of(value)) for source, value in self._outside.items() if source.of is not Origin.OWN}
+        grads = [value.grad for value in self._outside.values() if value.is_leaf and value.grad is not None]
+        if any(place_of(part_of(grad)) in outside for grad in grads):
+            raise CannotLower(_GRADIENT_AS_VALUE)
 
     def _sharing(self, written: Sequence[ValueSource]) -> tuple[ValueSource, ...]:
         """The values from outside that share memory with some values."""
@@ -242,7 +257,14 @@ class _Recorder:
             raise CannotLower("it goes on with a tensor that has a history: detach() it")
         if isinstance(value._local_tensor, AsyncCollectiveTensor):
             raise CannotLower("it uses a tensor that is under way between ranks")
-        self._same += [(source, other) for other, one in self._outside.items() if one is value]
+        place = place_of(part_of(value))
+        for other, one in self._outside.items():
+            if place_of(part_of(one)) != place:
+                continue
+            if (source.of is Origin.OWN) is not (other.of is Origin.OWN):
+                raise CannotLower(_GRADIENT_AS_VALUE)
+            if source.of is not Origin.OWN:
+                self._same.append((source, other))
         self._outside[source] = value
         if source.of is not Origin.OWN:
             self._guards[source] = ValueGuard.of(value)

@@ -75,7 +75,7 @@ class Replays:
             if self._lowered.holds(replay):
                 self._lowered.run(replay)
                 return
-            self._lowered = None
+            self._lowered, self.reason = None, "what it uses from outside has changed"
         if self._num_recordings < _MAX_RECORDINGS:
             self._record(replay)
         else:

@@ -14,7 +14,16 @@ from torch.distributed.tensor import DTensor
 from monarch_hpc.tensor.worker.gradients import set_grad
 from monarch_hpc.tensor.worker.lowered.parts import PartKind, StepPart
 from monarch_hpc.tensor.worker.lowered.recording import KeptResult, RecordedPart, Replay, ReplayRecording, ValueGuard
-from monarch_hpc.tensor.worker.lowered.trace import Call, CannotLower, Draw, Instruction, TensorSlot, WriteNote
+from monarch_hpc.tensor.worker.lowered.trace import (
+    Call,
+    CannotLower,
+    Draw,
+    Instruction,
+    TensorSlot,
+    WriteNote,
+    part_of,
+    place_of,
+)
 from monarch_hpc.tensor.worker.programs import ReplayReports
 from monarch_hpc.tensor.worker.sharded.modes import BelowAll, WithoutModes
 from monarch_hpc.tensor.worker.sharded.wrapping import with_spec
@@ -71,7 +80,7 @@ class LoweredStep:
             if not isinstance(value, DTensor) or ValueGuard.of(value) != guard:
                 return False
         for source, other in self._same:
-            if replay.value(source) is not replay.value(other):
+            if place_of(part_of(replay.value(source))) != place_of(part_of(replay.value(other))):
                 return False
         for leaf, spec in self._grads.items():
             grad = getattr(replay.value(leaf), "grad", None)

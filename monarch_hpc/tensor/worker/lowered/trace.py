@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["Call", "CannotLower", "Draw", "Instruction", "StepTrace", "TensorSlot", "WriteNote", "part_of"]
+__all__ = ["Call", "CannotLower", "Draw", "Instruction", "StepTrace", "TensorSlot", "WriteNote", "part_of", "place_of"]
 
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
 _NAMESPACES = ("aten", "_c10d_functional")
@@ -119,10 +119,10 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
         """The slot of a tensor, or of another one that is the same memory, seen alike; None if it has none."""
         found = self._slots.get(id(tensor))
-        return self._places.get(_place(tensor)) if found is None else found[0]
+        return self._places.get(place_of(tensor)) if found is None else found[0]
 
     def _put(self, tensor: torch.Tensor, slot: int) -> None:
-        key, place = id(tensor), _place(tensor)
+        key, place = id(tensor), place_of(tensor)
         self._places[place] = slot
 
         def forget(_: object) -> None:
@@ -241,7 +241,8 @@ def part_of(tensor: Any) -> torch.Tensor:
     return found
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Tells tensors apart that are not the same memory, seen alike."""
     if tensor.layout != torch.strided:
         return (id(tensor),)
     memory = tensor.untyped_storage()._cdata
