@@ -127,6 +127,8 @@ def main() -> None:
     for name, wrap in wraps.items():
         optimizer: Any = torch.optim.AdamW(sharded.parameters(), lr=1e-3)
         rows[f"sharded, {name}"] = wrap(step_of(sharded, optimizer, lambda grad: grad)), x, lambda loss: loss.item()
+        if name == "captured, by DTensor":
+            continue  # a module on the ranks has no operators of ours
         there = RemoteOptimizer(torch.optim.AdamW, remote.parameters(), lr=1e-3)
         rows[f"module on the ranks, {name}"] = (
             wrap(step_of(remote, there, lambda grad: grad)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Dependent", "Failure", "Values", "is_lost", "lost_root", "lost_value"]
+__all__ = ["Dependent", "Failure", "Values", "is_lost", "lost_root", "lost_value", "storage_of"]
 
 _NUMBERS = 1 << 40
 """More than there are values of an engine, and operations."""
@@ -141,8 +141,8 @@ class Values(dict[int, Any]):
     def fail(self, root: int, results: Iterable[int], written: Iterable[int]) -> None:
         """Mark the results of a failed operation, and all values that share memory with those it writes to."""
         failure = Failure(root)
-        hit = {_storage(value) for number in written if isinstance(value := self.get(number), torch.Tensor)}
-        spoilt = [n for n, value in self.items() if isinstance(value, torch.Tensor) and _storage(value) in hit]
+        hit = {storage_of(value) for number in written if isinstance(value := self.get(number), torch.Tensor)}
+        spoilt = [n for n, value in self.items() if isinstance(value, torch.Tensor) and storage_of(value) in hit]
         for number in (*results, *spoilt):
             value = self.get(number)
             if number < self.mark and value is not None:
@@ -152,7 +152,8 @@ class Values(dict[int, Any]):
             self[number] = failure
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """Tells the memory of a tensor, or of this rank's part of a sharded one, from other memory."""
     tensor = getattr(tensor, "_local_tensor", tensor)  # of a sharded one
     try:
         return int(tensor.untyped_storage()._cdata)

@@ -14,10 +14,13 @@ import torch
 
 from monarch_hpc.tensor.worker.values import Failure, Values
 
-__all__ = ["LOST", "Journal", "small_sums"]
+__all__ = ["LOST", "Journal", "is_small_sum", "small_sums"]
 
 LOST = -2
 """Stands for the operation that has spoilt a value which a heal could not keep."""
+
+_SETTLED_ELEMENTS = 16
+"""Sums of so few elements are added up with a commit, so that they outlive the death of a rank: losses, norms."""
 
 
 class Journal:
@@ -178,12 +181,14 @@ class Journal:
         self._begin()
 
 
-def small_sums(values: Values, mark: int, limit: int) -> list[Any]:
-    """The values from *mark* on that are sums not added up yet, of *limit* elements at most."""
-    return [
-        value
-        for number, value in values.items()
-        if number >= mark
-        and any(placement.is_partial() for placement in getattr(value, "placements", ()))
-        and value.numel() <= limit
-    ]
+def small_sums(values: Values, mark: int) -> list[Any]:
+    """The small sums among the values from *mark* on."""
+    return [value for number, value in values.items() if number >= mark and is_small_sum(value)]
+
+
+def is_small_sum(value: Any) -> bool:
+    """Whether a value is a sum of few elements that is not added up yet: a commit does that."""
+    return (
+        any(placement.is_partial() for placement in getattr(value, "placements", ()))
+        and value.numel() <= _SETTLED_ELEMENTS
+    )

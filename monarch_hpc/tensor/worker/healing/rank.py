@@ -20,10 +20,7 @@ from monarch_hpc.tensor.worker.healing.journal import LOST, Journal, small_sums
 from monarch_hpc.tensor.worker.healing.update import AnyUpdate, LocalUpdates
 from monarch_hpc.tensor.worker.values import Failure, Values
 
-__all__ = ["SETTLED_ELEMENTS", "Halted", "RankHealing"]
-
-SETTLED_ELEMENTS = 16
-"""Sums of so few elements are added up with a commit, so that they outlive the death of a rank: losses, norms."""
+__all__ = ["Halted", "RankHealing"]
 
 
 class Halted(Exception):
@@ -103,7 +100,7 @@ class RankHealing:
         journal = self.journal
         try:
             if len(self._world) > 1:
-                for tensor in small_sums(self._values, journal.mark, SETTLED_ELEMENTS):
+                for tensor in small_sums(self._values, journal.mark):
                     with torch.no_grad():
                         tensor._settled = tensor._version, tensor.detach().full_tensor()
             if ready:

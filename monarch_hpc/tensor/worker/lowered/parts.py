@@ -53,7 +53,8 @@ class StepPart(NamedTuple):
         name: of the operation.
         kind: how it is replayed.
         refs: values that it uses.
-        results: numbers of own values that it makes, or drops.
+        results: numbers of own values that it makes.
+        drops: numbers of own values that it drops.
         written: values that it writes to.
         leaves: of a backward pass, the values whose gradients it makes.
         retains: of a backward pass, whether autograd's graph is kept.
@@ -68,6 +69,7 @@ class StepPart(NamedTuple):
     kind: PartKind
     refs: tuple[ValueSource, ...] = ()
     results: Sequence[int] = ()
+    drops: Sequence[int] = ()
     written: tuple[ValueSource, ...] = ()
     leaves: tuple[ValueSource, ...] = ()
     retains: bool = False
@@ -112,7 +114,8 @@ def parts_of(
             refs = sources([i + place for place in template.refs])
             written = sources([i + place for place in template.mutated])
             end = i + template.size
-            found.append(StepPart(i, end, seq, template.name, PartKind.OPERATION, refs, results, written))
+            part = StepPart(i, end, seq, template.name, PartKind.OPERATION, refs, results, written=written)
+            found.append(part)
             i, seq = end, seq + 1
             continue
         size, num = size_of(ints, i)
@@ -123,7 +126,7 @@ def parts_of(
                 i, end, seq, "Tensor.backward", PartKind.BACKWARD, refs, leaves=leaves, retains=bool(ints[i + 3])
             )
         elif number == FREE:
-            part = StepPart(i, end, seq, "", PartKind.DROPS, results=tuple(ints[i + 2 : end]))
+            part = StepPart(i, end, seq, "", PartKind.DROPS, drops=tuple(ints[i + 2 : end]))
         elif number == NO_GRAD:
             part = StepPart(i, end, seq, "Tensor.grad", PartKind.DROPS, resets=source(i + 1))
         elif number in _AS_RECORDED:
@@ -138,6 +141,6 @@ def parts_of(
 
 def _is_pure(template: Template) -> bool:
     function = template.function
-    if template.is_op:
-        return True
-    return getattr(function, "__module__", "") == _CALLS and getattr(function, "__name__", "") in _PURE
+    return template.is_op or (
+        getattr(function, "__module__", "") == _CALLS and getattr(function, "__name__", "") in _PURE
+    )

@@ -9,10 +9,11 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from monarch_hpc.tensor.worker.healing.rank import SETTLED_ELEMENTS
+from monarch_hpc.tensor.worker.healing.journal import is_small_sum
 from monarch_hpc.tensor.worker.lowered.parts import Origin, PartKind, StepPart, ValueSource
-from monarch_hpc.tensor.worker.lowered.trace import CannotLower, Instruction, StepTrace, part_of, place_of
+from monarch_hpc.tensor.worker.lowered.trace import CannotLower, Instruction, StepTrace, own_part, place_of
 from monarch_hpc.tensor.worker.sharded.modes import Below
+from monarch_hpc.tensor.worker.values import storage_of
 
 __all__ = ["KeptResult", "RecordedPart", "Replay", "ReplayRecording", "ValueGuard", "record"]
 
@@ -72,7 +73,7 @@ class ValueGuard(NamedTuple):
     @staticmethod
     def of(tensor: DTensor) -> ValueGuard:
         """Describe a value."""
-        part = part_of(tensor)
+        part = own_part(tensor)
         return ValueGuard(tensor._spec, tuple(part.shape), part.stride(), tensor.requires_grad)
 
 
@@ -221,32 +222,32 @@ class _Recorder:
             is_made = source.of is Origin.OWN and source.number in self._makers
             if not is_made:
                 self._note_outside(source, value)
-            slot = self.trace.slot_of(part_of(value))
+            slot = self.trace.slot_of(own_part(value))
             if slot is None and is_made:
                 raise CannotLower("it uses a result that no operator of the step has made")
             if slot is None:
-                found.append((self.trace.define(part_of(value)), source, False))
+                found.append((self.trace.define(own_part(value)), source, False))
         if part.leaves or len(self._outside) > num_outside:
             self._check_gradients()
         for leaf in part.leaves:
             grad = self._outside[leaf].grad if leaf in self._outside else None
-            if grad is not None and self.trace.slot_of(part_of(grad)) is None:
-                found.append((self.trace.define(part_of(grad)), leaf, True))
+            if grad is not None and self.trace.slot_of(own_part(grad)) is None:
+                found.append((self.trace.define(own_part(grad)), leaf, True))
         return tuple(found)
 
     def _check_gradients(self) -> None:
         """Refuse gradients that are values from outside, too: what is one memory now may be two at a replay."""
-        outside = {place_of(part_of(value)) for source, value in self._outside.items() if source.of is not Origin.OWN}
+        outside = {place_of(own_part(value)) for source, value in self._outside.items() if source.of is not Origin.OWN}
         grads = [value.grad for value in self._outside.values() if value.is_leaf and value.grad is not None]
-        if any(place_of(part_of(grad)) in outside for grad in grads):
+        if any(place_of(own_part(grad)) in outside for grad in grads):
             raise CannotLower(_GRADIENT_AS_VALUE)
 
     def _sharing(self, written: Sequence[ValueSource]) -> tuple[ValueSource, ...]:
         """The values from outside that share memory with some values."""
         if not written:
             return ()
-        hit = {_memory_of(value) for one in written if isinstance(value := self._replay.value(one), DTensor)}
-        return tuple(source for source, value in self._outside.items() if _memory_of(value) in hit)
+        hit = {storage_of(value) for one in written if isinstance(value := self._replay.value(one), DTensor)}
+        return tuple(source for source, value in self._outside.items() if storage_of(value) in hit)
 
     def _note_outside(self, source: ValueSource, value: DTensor) -> None:
         if source in self._outside:
@@ -257,9 +258,9 @@ class _Recorder:
             raise CannotLower("it goes on with a tensor that has a history: detach() it")
         if isinstance(value._local_tensor, AsyncCollectiveTensor):
             raise CannotLower("it uses a tensor that is under way between ranks")
-        place = place_of(part_of(value))
+        place = place_of(own_part(value))
         for other, one in self._outside.items():
-            if place_of(part_of(one)) != place:
+            if place_of(own_part(one)) != place:
                 continue
             if (source.of is Origin.OWN) is not (other.of is Origin.OWN):
                 raise CannotLower(_GRADIENT_AS_VALUE)
@@ -280,27 +281,27 @@ class _Recorder:
             if leaf not in changed:
                 continue
             grad: Any = self._outside[leaf].grad
-            is_known = isinstance(grad, DTensor) and not isinstance(grad._local_tensor, AsyncCollectiveTensor)
-            slot = self.trace.slot_of(part_of(grad)) if is_known else None
+            slot = self._slot_of(grad)
             if slot is None:
                 raise CannotLower("it makes a gradient that is no result of an operator")
             found.append((leaf, slot, grad._spec))
         return tuple(found)
 
+    def _slot_of(self, value: Any) -> int | None:
+        """The slot of what an operator has made; None if none has, or it is under way between ranks."""
+        if not isinstance(value, DTensor) or isinstance(value._local_tensor, AsyncCollectiveTensor):
+            return None
+        return self.trace.slot_of(own_part(value))
+
     def _keep_sums(self) -> None:
         """Keep small sums that are not added up: a commit adds them, in as many messages on all ranks."""
         for number in self._makers:
             value = self._replay.value(ValueSource(Origin.OWN, number))
-            if (
-                isinstance(value, DTensor)
-                and value.numel() <= SETTLED_ELEMENTS
-                and any(placement.is_partial() for placement in value.placements)
-            ):
+            if is_small_sum(value):
                 self._keep(number, value, is_result=False)
 
     def _keep(self, number: int, value: Any, *, is_result: bool) -> None:
-        is_known = isinstance(value, DTensor) and not isinstance(value._local_tensor, AsyncCollectiveTensor)
-        slot = self.trace.slot_of(part_of(value)) if is_known else None
+        slot = self._slot_of(value)
         if slot is None:
             self.reason = "it returns a tensor that no operator of the step has made"
             return
@@ -317,8 +318,8 @@ class _Recorder:
             if value is not None and not self.reason:
                 self._keep(number, value, is_result=True)
         if not self.reason:
-            made = [_memory_of(value) for value in results.values() if value is not None]
-            if len(set(made)) < len(made) or set(made) & {_memory_of(value) for value in self._outside.values()}:
+            made = [storage_of(value) for value in results.values() if value is not None]
+            if len(set(made)) < len(made) or set(made) & {storage_of(value) for value in self._outside.values()}:
                 self.reason = "it returns views"
         if self.trace.reason or self.reason:
             raise CannotLower(self.trace.reason or self.reason)
@@ -327,10 +328,6 @@ class _Recorder:
         return ReplayRecording(
             tuple(self._found), trace.num_slots, trace.constants, self._guards, same, self._grads, kept
         )
-
-
-def _memory_of(tensor: DTensor) -> int:
-    return int(part_of(tensor).untyped_storage()._cdata)
 
 
 def _spec_of_grad(leaf: Any) -> Any:

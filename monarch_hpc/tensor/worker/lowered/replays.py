@@ -55,16 +55,12 @@ class Replays:
             used = {source for part in self._parts for source in (*part.refs, *part.written)} | self._leaves
             self._outside = {source for source in used if source.of is not Origin.OWN}
         except CannotLower as refusal:
-            self._give_up(refusal.reason)
+            self.reason, self._num_recordings = refusal.reason, _MAX_RECORDINGS
 
     @property
     def is_lowered(self) -> bool:
         """Whether further replays run below DTensor."""
         return self._lowered is not None
-
-    def _give_up(self, reason: str) -> None:
-        self.reason = reason
-        self._num_recordings = _MAX_RECORDINGS
 
     def run(self, replay: Replay) -> None:
         """Execute a replay."""

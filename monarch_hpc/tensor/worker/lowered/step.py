@@ -21,7 +21,7 @@ from monarch_hpc.tensor.worker.lowered.trace import (
     Instruction,
     TensorSlot,
     WriteNote,
-    part_of,
+    own_part,
     place_of,
 )
 from monarch_hpc.tensor.worker.programs import ReplayReports
@@ -66,10 +66,8 @@ class LoweredStep:
         self._num_slots = recording.num_slots
         kept: dict[int, KeptResult] = {one.number: one for one in recording.kept}
         drops = _drops(recording, kept)
-        held = {
-            *kept,
-            *(n for one in recording.parts if one.part.kind is PartKind.AS_RECORDED for n in one.part.results),
-        }
+        read = {n for one in recording.parts if one.part.kind is PartKind.AS_RECORDED for n in one.part.results}
+        held = kept.keys() | read
         parts = [_Compiled(found, kept, held, drops[place]) for place, found in enumerate(recording.parts)]
         self._groups = [(lowers, tuple(group)) for lowers, group in groupby(parts, lambda one: one.lowers)]
 
@@ -80,7 +78,7 @@ class LoweredStep:
             if not isinstance(value, DTensor) or ValueGuard.of(value) != guard:
                 return False
         for source, other in self._same:
-            if place_of(part_of(replay.value(source))) != place_of(part_of(replay.value(other))):
+            if place_of(own_part(replay.value(source))) != place_of(own_part(replay.value(other))):
                 return False
         for leaf, spec in self._grads.items():
             grad = getattr(replay.value(leaf), "grad", None)
@@ -110,10 +108,8 @@ class _Compiled:
         self.grads = found.grads
         self.writes = found.writes
         self.spoils = found.spoils
-        results = found.part.results
-        makes = found.part.kind is PartKind.OPERATION
-        self.kept = tuple(kept[number] for number in results if number in kept) if makes else ()
-        self.held = tuple(number for number in results if number in held) if found.part.kind is PartKind.DROPS else ()
+        self.kept = tuple(kept[number] for number in found.part.results if number in kept)
+        self.held = tuple(number for number in found.part.drops if number in held)
         bound = {slot for _, slot, _ in found.grads} | {one.slot for one in self.kept}
         self.outs = frozenset(_made(found.instructions))
         self.ins = frozenset(_used(found.instructions)) | (bound - self.outs)
@@ -163,7 +159,7 @@ class _Run:
                 if part.leaves:
                     replay.sharding.note_backward([replay.number(leaf) for leaf in part.leaves])
             except BaseException as error:  # noqa: BLE001 torch's errors of any class
-                self._end_draw()
+                self.end_draw()
                 self._fail(one, seq, error)
                 if reports.is_over():
                     return
@@ -192,8 +188,7 @@ class _Run:
 
     def save(self, *tensors: torch.Tensor) -> None:
         """They are about to be written to."""
-        if self._ops.journal is not None:
-            self._ops.journal.save(tensors)
+        self._ops.journal.save(tensors)
 
     def begin_draw(self) -> None:
         """The mesh's random numbers are in force from here on."""
@@ -201,10 +196,7 @@ class _Run:
         self._draw.__enter__()
 
     def end_draw(self) -> None:
-        """They are no longer."""
-        self._end_draw()
-
-    def _end_draw(self) -> None:
+        """They are no longer, if they were."""
         draw, self._draw = self._draw, None
         if draw is not None:
             draw.__exit__(None, None, None)
@@ -214,7 +206,7 @@ class _Run:
         replay, part = self._replay, one.part
         if part.resets is not None:
             set_grad(replay.values, replay.sharding, replay.number(part.resets), 0)
-        numbers = part.results if self._poisoned else one.held
+        numbers = part.drops if self._poisoned else one.held
         if numbers:
             replay.values.free([replay.first + number for number in numbers])
 
@@ -346,8 +338,7 @@ def _drops(recording: ReplayRecording, kept: dict[int, KeptResult]) -> list[set[
     last: dict[int, int] = {}
     for place, found in enumerate(recording.parts):
         grads = [slot for _, slot, _ in found.grads]
-        makes = found.part.kind is PartKind.OPERATION
-        results = [kept[number].slot for number in found.part.results if number in kept] if makes else []
+        results = [kept[number].slot for number in found.part.results if number in kept]
         for slot in (*_used(found.instructions), *_made(found.instructions), *grads, *results):
             last[slot] = place
     drops: list[set[int]] = [set() for _ in recording.parts]

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["Call", "CannotLower", "Draw", "Instruction", "StepTrace", "TensorSlot", "WriteNote", "part_of", "place_of"]
+__all__ = ["Call", "CannotLower", "Draw", "Instruction", "StepTrace", "TensorSlot", "WriteNote", "own_part", "place_of"]
 
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
 _NAMESPACES = ("aten", "_c10d_functional")
@@ -26,7 +26,6 @@ _SAME = frozenset({"aten.detach.default", "aten.detach_.default", "aten.alias.de
 """Their result is their argument, but for autograd."""
 _LIFT = "aten.lift_fresh.default"
 """Makes a tensor of a number or list in some code."""
-_RESIZING = frozenset({"aten.resize_.default", "aten.resize_as_.default", "aten.set_.source_Tensor"})
 _INDEXING = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor"})
 """Their results have shapes of their arguments, but for masks."""
 _CONSTANTS = (
@@ -154,7 +153,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     def _given(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         name = str(op)
-        changes_shape = name in _RESIZING or (torch.Tag.inplace_view in op.tags and name not in _SAME)
+        changes_shape = torch.Tag.inplace_view in op.tags and name not in _SAME  # resize_ and set_, too
         if op.namespace not in _NAMESPACES or changes_shape:
             raise CannotLower(f"it runs {name}, which is more than a function of tensors")
         is_shaped_by_data = torch.Tag.dynamic_output_shape in op.tags and not (name in _INDEXING and _by_number(args))
@@ -215,7 +214,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         slots = []
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
-                slot = self.slot_of(part_of(tensor))
+                slot = self.slot_of(own_part(tensor))
                 if slot is None:
                     self.reason = "it writes to a tensor that no operator of the step has made"
                     return
@@ -234,7 +233,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self.instructions.append(Draw(begins=False))
 
 
-def part_of(tensor: Any) -> torch.Tensor:
+def own_part(tensor: Any) -> torch.Tensor:
     """This rank's part of a sharded tensor."""
     part: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     found: torch.Tensor = part.elem if isinstance(part, AsyncCollectiveTensor) else part

@@ -50,20 +50,20 @@ class BelowAll(WithoutModes):
         super().__exit__()
 
 
-class Below:
+class Below(WithoutModes):
     """While it is entered, a dispatch mode sees what those that are in force let run.
 
     Args:
         mode: the mode.
     """
 
+    __slots__ = ("_mode",)
+
     def __init__(self, mode: TorchDispatchMode) -> None:
         self._mode = mode
-        self._modes: list[Any] = []
 
     def __enter__(self) -> None:
-        pop = _torch._pop_torch_dispatch_stack
-        self._modes = [pop(None) for _ in range(_torch._len_torch_dispatch_stack())]
+        super().__enter__()
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch's own
         for mode in reversed(self._modes):
             _torch._push_on_torch_dispatch_stack(mode)
@@ -72,5 +72,4 @@ class Below:
         for _mode in self._modes:
             _torch._pop_torch_dispatch_stack(None)
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for mode in reversed(self._modes):
-            _torch._push_on_torch_dispatch_stack(mode)
+        super().__exit__()

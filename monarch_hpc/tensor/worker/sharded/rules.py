@@ -24,6 +24,7 @@ from monarch_hpc.tensor.worker.healing.journal import Journal
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.own_rules import OWN_RULES
 from monarch_hpc.tensor.worker.sharded.trusted import REGULAR, TRUSTED
+from monarch_hpc.tensor.worker.values import storage_of
 
 _log = logging.getLogger(__name__)
 
@@ -129,8 +130,9 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if copied:
             _check_copies(op, traits, args, kwargs, copied)
         if traits.written and self.journal is not None:
-            with nullcontext() if self.trace is None else self.trace.saving(_written(traits, args, kwargs)):
-                self.journal.save(_written(traits, args, kwargs))
+            written = _written(traits, args, kwargs)
+            with nullcontext() if self.trace is None else self.trace.saving(written):
+                self.journal.save(written)
         if traits.random:
             return self._random(op, traits, args, kwargs)
         own = OWN_RULES.get(traits.name)
@@ -350,10 +352,6 @@ def is_refusal(error: BaseException) -> bool:
 # ---- views ----
 
 
-def _memory(tensor: Any) -> int:
-    return int(tensor._local_tensor.untyped_storage()._cdata)
-
-
 def _mark_copies(result: Any, source: DTensor) -> None:
     """Mark results that should be views, but are copies: a write would be lost."""
     inherited = source.__dict__.get("_copied_at")
@@ -361,7 +359,7 @@ def _mark_copies(result: Any, source: DTensor) -> None:
         if isinstance(leaf, DTensor) and leaf is not source:
             if inherited is not None:
                 leaf._copied_at = inherited  # type: ignore[attr-defined]
-            elif _memory(leaf) != _memory(source):
+            elif storage_of(leaf) != storage_of(source):
                 leaf._copied_at = source._version  # type: ignore[attr-defined]
 
 
