@@ -1,0 +1,157 @@
+"""Steps below DTensor that fail, or lose ranks, and ranks that do not agree how to replay them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from benchmarks.grid_training import GridTraining
+from monarch_hpc import Actor, ProcMesh, endpoint
+from monarch_hpc.distributed import Mesh, distribute, heal_mesh
+from monarch_hpc.exceptions import DeviceMeshError, RemoteOpError
+from monarch_hpc.tensor.worker.lowered import replays
+from tests.system.tensor.deaths import die
+from tests.system.tensor.lowered import NUM_CALLS, bits, lowering
+
+
+@pytest.fixture(scope="module")
+def mesh(procs: ProcMesh) -> Mesh:
+    """The procs as a mesh for sharded tensors."""
+    return Mesh(procs=procs, commit=False)
+
+
+def test_a_failure_spoils_what_it_would_and_the_step_goes_on(mesh: Mesh) -> None:
+    found = []
+    for lower in (False, True):
+        table = distribute(torch.arange(12.0).reshape(4, 3), mesh, []).requires_grad_()
+        buffer = distribute(torch.zeros(3), mesh, [])
+
+        def step(index: Any, x: Any, table: Any = table, buffer: Any = buffer) -> Any:
+            buffer.add_(1)
+            rows = table[index]
+            table.grad = None
+            (rows * 2).sum().backward()
+            return rows.detach() + 1, x * 3 + buffer
+
+        run = mesh.capture(step, lower=lower)
+        x = distribute(torch.ones(3), mesh, [])
+        seen: list[Any] = []
+        for turn in range(8):
+            index = distribute(torch.tensor([0, 9 if turn == 5 else turn % 4]), mesh, [])
+            rows, other = run(index, x)
+            if turn == 5:
+                with pytest.raises(
+                    RemoteOpError, match=r"out of (bounds|range).*\n(.*\n)*.*rows = table\[index\]"
+                ) as caught:
+                    rows.full_tensor()
+                seen.append(type(caught.value).__mro__[1].__name__)
+                with pytest.raises(RemoteOpError, match="out of"):
+                    table.grad.full_tensor()
+                seen += bits([other, buffer])
+            else:
+                seen += bits([rows, other, table.grad, buffer])
+        found.append(seen)
+        assert lowering(run) == ({""} if lower else {"it was asked not to (lower=False)"})
+    assert found[0] == found[1]
+
+
+def test_a_death_among_steps_below_dtensor_is_healed_exactly(grid_of_its_own: ProcMesh) -> None:
+    num, at = 14, 9
+    mesh = Mesh(procs=grid_of_its_own)
+    undisturbed = GridTraining(mesh, num)
+    expected = [undisturbed.step(*batch) for batch in undisturbed.batches]
+    training = GridTraining(mesh, num, captured=True)
+    losses: list[float] = []
+    deaths = 0
+    while len(losses) < num:
+        try:
+            if len(losses) == at and not deaths:
+                assert lowering(training.on_ranks) == {""}
+                die(mesh, 3)
+            losses.append(training.step(*training.batches[len(losses)]))
+        except DeviceMeshError:
+            deaths += 1
+            heal_mesh(mesh)
+    assert deaths == 1 and losses == expected
+    assert all(map(torch.equal, training.state(), undisturbed.state()))
+
+
+class Recorded(Actor):
+    """Has the ranks of its proc replay steps as recorded."""
+
+    @endpoint
+    def begin(self) -> None:
+        """From now on."""
+        replays._MAX_RECORDINGS = 0
+
+
+def test_ranks_need_not_agree(grid_of_its_own: ProcMesh) -> None:
+    mesh = Mesh(procs=grid_of_its_own)
+    found = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        weights = [distribute(torch.randn(4, 4), mesh, []).requires_grad_() for _ in range(2)]
+        optimizer = torch.optim.AdamW(weights, lr=0.01)
+        x = distribute(torch.randn(8, 4), mesh, ["dp"])
+
+        def step(x: Any, weights: Any = weights, optimizer: Any = optimizer) -> Any:
+            loss = (x @ weights[0] @ weights[1]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(weights, 0.5)  # sums all gradients in one message
+            total = x.sum()
+            optimizer.step()  # commits, which adds the total up
+            return loss.detach() + total / 64
+
+        run: Any = mesh.capture(step) if capture else step
+        if capture:
+            mesh.procs.slice(dp=1, tp=0).spawn("recorded", Recorded).begin.call().get(60)
+        found.append([run(x).item() for _ in range(10)] + bits(weights))
+    assert found[0] == found[1]
+    assert sorted(run.lowering().values()) == ["", "", "", "it was replayed too seldom"]
+
+
+def test_a_sum_that_a_commit_has_added_up_is_read_anew_once_it_was_written_to(procs: ProcMesh) -> None:
+    mesh = Mesh(procs=procs)
+    total = distribute(torch.ones(4, 4), mesh, ["dp"]).sum()
+    one = distribute(torch.tensor(1.0), mesh, [])
+
+    @mesh.capture
+    def double(x: Any) -> Any:
+        total.mul_(2)
+        return x * 2
+
+    for _ in range(NUM_CALLS):
+        double(one)
+    assert lowering(double) == {""}
+    mesh.commit()
+    assert total.item() == 16.0 * 2**NUM_CALLS
+    double(one)
+    assert total.item() == 32.0 * 2**NUM_CALLS
+
+
+def test_a_write_that_fails_spoils_what_shares_its_memory(mesh: Mesh) -> None:
+    for lower in (False, True):
+        buffer = distribute(torch.zeros(4), mesh, [])
+
+        def step(index: Any, x: Any, buffer: Any = buffer) -> Any:
+            buffer.add_(1)
+            buffer.view(4)[index] = x
+            return x + 1
+
+        run = mesh.capture(step, lower=lower)
+        x = distribute(torch.ones(2), mesh, [])
+        good, bad = (distribute(torch.tensor(numbers), mesh, []) for numbers in ([0, 1], [0, 9]))
+        for _ in range(NUM_CALLS):
+            run(good, x)
+        assert lowering(run) == ({""} if lower else {"it was asked not to (lower=False)"})
+        assert buffer.full_tensor().tolist() == [1.0, 1.0, 7.0, 7.0]
+        assert run(bad, x).full_tensor().tolist() == [2.0, 2.0]
+        with pytest.raises(RemoteOpError, match="out of"):
+            buffer.full_tensor()
