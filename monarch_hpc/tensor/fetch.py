@@ -14,6 +14,7 @@ from monarch_hpc.tensor.reading import answer_of, check_readable, read_values
 from monarch_hpc.tensor.stream.copies import rebuild
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.holdings import Reply
+from monarch_hpc.tensor.stream.sites import site_here
 from monarch_hpc.tensor.streams.loans import check_use
 
 __all__ = ["fetch_shard", "inspect", "read_on_all", "show"]
@@ -23,10 +24,11 @@ def read_on_all(view: View, number: int) -> Future[Any]:
     """The future of a value's copies from all ranks, as a mesh of values."""
 
     def finish(replies: list[Reply]) -> ValueMesh[Any]:
-        from_rank = [rebuild(answer_of(view, reply)[0]) for reply in replies]
+        from_rank = [rebuild(answer_of(view, reply, site=site)[0]) for reply in replies]
         whole = type(view.region).whole(view.region.extent)
         return ValueMesh(whole, from_rank)
 
+    site = site_here(1)
     check_readable(view)
     view.engine.flush()
     future: Future[Any] = view.workers.read.fold(finish, (number,))

@@ -13,23 +13,27 @@ from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.calls.watched import WatchedAnswer
 from monarch_hpc.tensor.stream.copies import rebuild
 from monarch_hpc.tensor.stream.engine import View
+from monarch_hpc.tensor.stream.failures import FailedOp
 from monarch_hpc.tensor.stream.frames import FrameRead
 from monarch_hpc.tensor.stream.holdings import Reply
+from monarch_hpc.tensor.stream.sites import Site, site_here
 
 __all__ = ["answer_of", "check_readable", "read_values", "reread", "retried", "worker_at"]
 
 T = TypeVar("T")
 
 
-def answer_of(view: View, reply: Reply, expected: int = 0, epoch: int | None = None) -> Any:
+def answer_of(view: View, reply: Reply, expected: int = 0, epoch: int | None = None, site: Site | None = None) -> Any:
     """The value in the reply to a read.
 
     Args:
         expected: the version that the rank must have: all commits that were issued before.
         epoch: that of the engine when it was asked; None for the current one.
+        site: the line that reads; None for that which takes the answer.
 
     Raises:
         DeviceMeshError: a rank is gone.
+        RemoteOpError: the value could not be copied.
         Exception: the value, or an effect issued before the read, failed.
     """
     kind, value, effects, version, num_changes = reply
@@ -47,6 +51,9 @@ def answer_of(view: View, reply: Reply, expected: int = 0, epoch: int | None = N
             raise error
     if engine.recovery is not None:
         engine.recovery.release(version, num_changes)
+    if kind == "refused":
+        rank, failure = value
+        raise FailedOp(rank, site or site_here(1), failure).error()
     return value
 
 
@@ -107,7 +114,7 @@ def read_values(
     expected, only_read = (0, False) if recovery is None else (recovery.expected, recovery.only_read)
     check_readable(view)
     chosen, chosen_rank = worker_at(view, place)
-    epoch, asked = view.engine.epoch, tuple(numbers)
+    epoch, asked, site = view.engine.epoch, tuple(numbers), site_here(1)
 
     def read(reply: Reply | None, failure: BaseException | None) -> Any:
         try:
@@ -124,10 +131,10 @@ def read_values(
             _check_current(view, epoch)
             view.engine.lose(chosen_rank, failure)
             raise view.engine.failure()
-        return answer_of(view, reply, expected, epoch)
+        return answer_of(view, reply, expected, epoch, site)
 
     def again() -> Any:
-        return answer_of(view, chosen.read.call_one(asked).get(), expected)
+        return answer_of(view, chosen.read.call_one(asked).get(), expected, site=site)
 
     def read_frame(answer: tuple[Any, Reply] | None, failure: BaseException | None) -> Any:
         return read(None if answer is None else answer[1], failure)

@@ -22,6 +22,7 @@ from monarch_hpc.tensor.reading import answer_of, check_readable, retried, worke
 from monarch_hpc.tensor.stream.copies import rebuild
 from monarch_hpc.tensor.stream.engine import View
 from monarch_hpc.tensor.stream.records import CALL, CallRequest, Ref
+from monarch_hpc.tensor.stream.sites import site_here
 from monarch_hpc.tensor.streams.loans import check_use
 from monarch_hpc.tensor.training.calls import held
 from monarch_hpc.wire.frames import copy_of
@@ -133,9 +134,12 @@ def _sent(leaf: Any, view: View, function: object) -> Any:
 
 
 def _on_one(view: View, number: int) -> Future[Any]:
+    site = site_here(1)
     check_readable(view)
     view.engine.flush()
-    future: Future[Any] = view.workers.read.fold(lambda replies: rebuild(answer_of(view, replies[0])[0]), (number,))
+    future: Future[Any] = view.workers.read.fold(
+        lambda replies: rebuild(answer_of(view, replies[0], site=site)[0]), (number,)
+    )
     return future
 
 

@@ -12,7 +12,25 @@ import torch
 from monarch_hpc.wire.frames import Buffer
 from monarch_hpc.wire.seen_memory import ArrivedMemory, SeenMemories, SeenMemory
 
-__all__ = ["reducers"]
+__all__ = ["reducers", "seen_bytes"]
+
+
+def seen_bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a strided tensor sees: the first, and the one behind the last.
+
+    Raises:
+        ValueError: its memory was released, so that torch would read what lies there now, or crash.
+    """
+    item, size = tensor.element_size(), tensor.untyped_storage().nbytes()
+    first = last = int(tensor.storage_offset()) * item
+    if tensor.numel():
+        last += item * (1 + sum((num - 1) * step for num, step in zip(tensor.shape, tensor.stride(), strict=True)))
+    if last > size:
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} needs {last} bytes of its storage, which was resized to {size}; "
+            "send it before its memory is released"
+        )
+    return first, last
 
 
 def _reduce_tensor(tensor: torch.Tensor, memories: SeenMemories) -> Any:
@@ -40,17 +58,8 @@ def _reduce_parameter(parameter: torch.nn.Parameter, memories: SeenMemories) -> 
 
 def _parts(tensor: torch.Tensor, memories: SeenMemories) -> tuple[Any, ...]:
     """The arguments of `_rebuild`."""
-    storage, item = tensor.untyped_storage(), tensor.element_size()
-    offset = int(tensor.storage_offset()) * item
-    last = offset
-    if tensor.numel():
-        last += item * (1 + sum((num - 1) * step for num, step in zip(tensor.shape, tensor.stride(), strict=True)))
-    if last > storage.nbytes():
-        raise ValueError(
-            f"a tensor of shape {tuple(tensor.shape)} needs {last} bytes of its storage, which was resized to "
-            f"{storage.nbytes()}; send it before its memory is released"
-        )
-    memory = _see(storage, memories, offset, last)
+    offset, last = seen_bytes(tensor)
+    memory = _see(tensor.untyped_storage(), memories, offset, last)
     return memory, tensor.dtype, offset, tuple(tensor.shape), tensor.stride(), tensor.requires_grad
 
 

@@ -9,6 +9,7 @@ import torch
 
 from monarch_hpc.tensor.stream.records import DTYPES
 from monarch_hpc.wire.serializer import MIN_BUFFER_BYTES
+from monarch_hpc.wire.tensors import seen_bytes
 
 __all__ = ["Copied", "copy_value", "rebuild"]
 
@@ -21,11 +22,17 @@ _PLACES = {dtype: place for place, dtype in enumerate(_TYPES)}
 
 
 def copy_value(value: Any) -> Copied:
-    """Copy a value: what is done with *value* later is not seen in the copy."""
+    """Copy a value: what is done with *value* later is not seen in the copy.
+
+    Raises:
+        ValueError: the memory of a tensor was released.
+    """
     own = getattr(value, "_local_tensor", value)  # of a whole value that a heal has taken over
     if not isinstance(own, torch.Tensor):
         return -1, (), own
     own = own.detach()
+    if own.layout is torch.strided and not own.is_nested:
+        seen_bytes(own)
     place = _PLACES.get(own.dtype, -1)
     if place >= 0 and type(own) is torch.Tensor and _is_small(own):
         return place, tuple(own.shape), ctypes.string_at(own.data_ptr(), own.nbytes)

@@ -31,8 +31,9 @@ PARTIAL = -2
 """Likewise: a sum that is not added up."""
 
 Reply = tuple[str, Any, tuple[int, ...], int, int]
-"""``value``, ``failed`` or ``halted``; the value, number of the operation, or cause; numbers of effects that failed
-since the last reply; the version of the rank, and the number of its changes since then."""
+"""``value``, ``failed``, ``refused`` or ``halted``; the value, number of the operation, rank and report of a copy that
+failed, or cause; numbers of effects that failed since the last reply; the version of the rank, and the number of its
+changes since then."""
 
 
 class RankStatus(NamedTuple):

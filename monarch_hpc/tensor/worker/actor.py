@@ -276,8 +276,11 @@ class TensorWorker(Actor):
             value = self._values.found(number)
             if type(value) is Failure:
                 return self._reply("failed", value.root)
-            with self._queue.entered():
-                found.append(copy_value(value))
+            try:
+                with self._queue.entered():
+                    found.append(copy_value(value))
+            except Exception as error:  # noqa: BLE001 no memory for the copy, or the value's own was released
+                return self._reply("refused", (self._rank, pack_failure(self._seq, "a copy", error)))
         return self._reply("value", tuple(found))
 
     def _reply(self, kind: str, value: Any) -> Reply:

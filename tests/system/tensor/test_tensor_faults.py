@@ -41,6 +41,25 @@ def _refuse_on_one(x: torch.Tensor) -> torch.Tensor:
 refuse_on_one = remote(_refuse_on_one, propagate=lambda x: x)
 
 
+def _release(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x.untyped_storage().resize_(0)
+    return x
+
+
+released = remote(_release, propagate=lambda x: x)
+
+
+def test_a_tensor_whose_memory_was_released_is_an_error_and_its_rank_lives(procs: ProcMesh) -> None:
+    with procs.activate():
+        x = torch.ones(1 << 20)
+        freed = released(x)
+        with pytest.raises(ValueError, match="needs 4194304 bytes of its storage, which was resized to 0") as caught:
+            inspect(freed)  # this line
+        assert isinstance(caught.value, RemoteOpError) and "inspect(freed)  # this line" in caught.value.line
+        assert inspect(x.sum(), dp=1) == 1 << 20
+
+
 def test_an_error_is_raised_at_the_first_read_with_its_line(procs: ProcMesh) -> None:
     with procs.activate():
         x = torch.arange(3)

@@ -79,3 +79,12 @@ def test_a_rebuilt_tensor_can_be_written_to_and_needs_no_mesh() -> None:
 @pytest.mark.parametrize("value", [None, 3, "text", {"a": [1, 2]}, (0, (1,), b"data")])
 def test_other_values_are_themselves(value: object) -> None:
     assert _sent(value) == value
+
+
+@pytest.mark.parametrize("num", [3, 100_000])
+def test_a_tensor_whose_memory_was_released_is_an_error(num: int) -> None:
+    """A large one, which torch copies, ended the process by SIGSEGV."""
+    value = torch.ones(num)
+    value.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=f"needs {4 * num} bytes of its storage, which was resized to 0"):
+        copy_value(value)

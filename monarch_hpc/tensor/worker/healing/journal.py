@@ -160,6 +160,7 @@ class Journal:
         values = self._values
         with torch.no_grad():
             for whole, saved in self._saved.values():
+                whole.untyped_storage().resize_(saved.nbytes)  # a function may have released it
                 whole.copy_(saved)
         for undo in reversed(self._undo):
             undo()

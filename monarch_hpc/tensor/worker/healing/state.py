@@ -14,6 +14,7 @@ from monarch_hpc.tensor.stream.holdings import PARTIAL, REPLICATED, Box, Held, H
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.healing.journal import LOST
 from monarch_hpc.tensor.worker.values import Failure, Values
+from monarch_hpc.wire.tensors import seen_bytes
 
 __all__ = ["blank_like", "describe_values", "digests", "memory_of", "part_of", "rebuild", "spoil_unkept", "window"]
 
@@ -29,6 +30,17 @@ def _dims(placements: Any) -> tuple[int, ...]:
             case _:
                 found.append(PARTIAL)
     return tuple(found)
+
+
+def _has_memory(local: torch.Tensor) -> bool:
+    """Whether the elements of a rank's part lie in memory that another rank could take over."""
+    if local.layout != torch.strided:
+        return False
+    try:
+        seen_bytes(local)
+    except ValueError:  # released by a function
+        return False
+    return True
 
 
 def memory_of(tensor: Any) -> torch.Tensor:
@@ -53,7 +65,7 @@ def spoil_unkept(values: Values) -> None:
                 whole = (Replicate(),) * value.device_mesh.ndim
                 value = values[number] = DTensor.from_local(settled[1], value.device_mesh, whole, run_check=False)
             kept = PARTIAL not in _dims(value.placements) and "_copied_at" not in value.__dict__
-            if kept and value._local_tensor.layout == torch.strided:
+            if kept and _has_memory(value._local_tensor):
                 if not value.is_leaf:
                     values[number] = _without_history(value)
                 continue

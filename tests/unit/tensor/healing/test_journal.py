@@ -63,3 +63,10 @@ def test_a_commit_that_is_withdrawn_cannot_be_gone_forward_to() -> None:
     journal.withdraw()
     with pytest.raises(RuntimeError, match="at version 1 and prepared None, not 2"):
         journal.roll(2, again=False)
+
+
+def test_memory_that_a_function_released_comes_back() -> None:
+    journal, values, _ = _begun()
+    values[BUFFER].untyped_storage().resize_(0)
+    journal.roll(1, again=False)
+    assert values[BUFFER].tolist() == [0, 0]
