@@ -39,6 +39,8 @@ from monarch_hpc.wire.control.allocation import (
     ShutDown,
     ShutDownDone,
     Status,
+    Vacate,
+    Vacated,
 )
 from monarch_hpc.wire.control.clocks import AskClock, ClockTold
 from monarch_hpc.wire.control.deadline import AwaitDeadline, DeadlineMet, SetJobEnd, Terminated
@@ -256,6 +258,8 @@ class Head:
                 self.shut_down(message.grace_s, link)
             case FreeHosts():
                 self._departures.free(link, message)
+            case Vacate():
+                link.send(Vacated(self._departures.vacate(link)))
             case _:
                 link.send(refuse(message, f"the head does not handle {type(message).__name__}"))
 
@@ -297,7 +301,8 @@ class Head:
 
     def _open(self, link: Link, message: OpenRun) -> None:
         run = self.state.runs.get(message.run)
-        if problem := refusal(self.state, message) or self._held.problem_of(message, run):
+        problem = refusal(self.state, message) or self._departures.refusal() or self._held.problem_of(message, run)
+        if problem:
             link.send(refuse(message, problem))
             return
         peer = self._peers.add(link)

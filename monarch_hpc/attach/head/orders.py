@@ -5,27 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from monarch_hpc.attach.head.client import ask
+from monarch_hpc.attach.head.client import HeadClient, ask
 from monarch_hpc.attach.head.status import HeadStatus, ask_status
-from monarch_hpc.wire.control.allocation import DrainHost, FreeHosts, HostsFreed, ShutDown, ShutDownDone
+from monarch_hpc.wire.control.allocation import (
+    DrainHost,
+    FreeHosts,
+    HostsFreed,
+    ShutDown,
+    ShutDownDone,
+    Vacate,
+    Vacated,
+)
 from monarch_hpc.wire.control.deadline import JobEnd, SetJobEnd
 
-__all__ = ["announce_job_end", "drain_host", "free_hosts", "shut_down"]
+__all__ = ["announce_job_end", "drain_host", "free_hosts", "shut_down", "vacate"]
 
 _ANSWER_S = 12.0
 """Beyond the procs' grace, how long a head may take to shut an allocation down; its agents have earlier deadlines."""
 
 
-def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
+def vacate(head: HeadClient, timeout_s: float) -> str | None:
+    """Let nothing use an allocation while *head* is open, if nothing uses it now.
+
+    Args:
+        timeout_s: longest wait for the head.
+
+    Returns:
+        What uses it; empty if nothing does, and nothing will; None if the head cannot be reached.
+    """
+    answer, _, _ = ask(head, Vacate(), Vacated, timeout_s)
+    return answer.use if isinstance(answer, Vacated) else None
+
+
+def shut_down(head: Path | HeadClient, timeout_s: float) -> dict[str, int] | None:
     """Shut down all procs and agents of an allocation.
 
     Args:
+        head: its directory, or a channel to its head.
         timeout_s: time between SIGTERM and SIGKILL of procs.
 
     Returns:
         The number of processes left on each host, -1 where it is unknown; None if the head cannot be reached.
     """
-    answer, _, _ = ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
+    answer, _, _ = ask(head, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
     return dict(answer.left) if isinstance(answer, ShutDownDone) else None
 
 

@@ -23,6 +23,8 @@ __all__ = [
     "ShutDownDone",
     "Status",
     "StatusReport",
+    "Vacate",
+    "Vacated",
 ]
 
 
@@ -209,3 +211,15 @@ class HostsFreed(Message):
     """Head to tool: number of our processes left on each host (name -> count), -1 where it is unknown."""
 
     left: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Vacate(Message):
+    """Tool to head: if nothing uses the allocation, let nothing use it while this tool is connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vacated(Message):
+    """Head to tool: what uses the allocation, in words; empty if nothing does, and nothing will."""
+
+    use: str

@@ -21,6 +21,8 @@ from monarch_hpc.wire.control.allocation import (
     ShutDownDone,
     Status,
     StatusReport,
+    Vacate,
+    Vacated,
 )
 from monarch_hpc.wire.control.clocks import AskClock, ClockTold
 from monarch_hpc.wire.control.deadline import (
@@ -107,6 +109,8 @@ MESSAGES: dict[str, type[Message]] = {
         DrainHost,
         FreeHosts,
         HostsFreed,
+        Vacate,
+        Vacated,
         OpenRun,
         RunOpened,
         RunTaken,

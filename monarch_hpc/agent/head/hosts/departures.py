@@ -60,10 +60,24 @@ class Departures:
         self._freed = freed
         self._ended = ended
         self._over = False
+        self._movers: list[Link] = []
         self._requesters: list[Link] = []
         self._open: list[_Departure] = []
 
     # ---- all hosts ----
+
+    def vacate(self, requester: Link) -> str:
+        """Refuse runs while *requester* is connected; or return what uses the allocation."""
+        if self._state.runs:
+            return f"is used by run {', '.join(self._state.runs)}; its hosts can move once that is over"
+        if self._state.kept:
+            return f"keeps mesh {min(self._state.kept)}; 'monarch-hpc mesh stop' frees it"
+        self._movers.append(requester)
+        return ""
+
+    def refusal(self) -> str:
+        """Why no run can be opened; empty if one can."""
+        return "its hosts are about to join another allocation" if self._movers else ""
 
     def shut_down(self, grace_s: float, death: Death | None = None, requester: Link | None = None) -> None:
         """End all procs and agents; see `Head.shut_down`."""
@@ -150,9 +164,10 @@ class Departures:
         self._report()
 
     def forget(self, requester: Link) -> None:
-        """Send no answer to a requester that is gone; its request is carried out."""
+        """Send no answer to a requester that is gone; its request is carried out, but a move that was not decided."""
         if requester in self._requesters:
             self._requesters.remove(requester)
+        self._movers = [mover for mover in self._movers if mover is not requester]
 
     def _report(self) -> None:
         for departure in [one for one in self._open if not one.waiting]:

@@ -13,6 +13,8 @@ from monarch_hpc.wire.control.allocation import (
     ShutDown,
     ShutDownDone,
     StatusReport,
+    Vacate,
+    Vacated,
 )
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import OpenRun, RunOpened
@@ -123,3 +125,17 @@ def test_a_drained_host_stays_and_gets_no_new_procs(world: World) -> None:
     world.tool.got.clear()
     world.head.on_client(world.tool, DrainHost("n9", "x"))
     assert isinstance(world.tool.got[0], Refused)
+
+
+def test_no_run_begins_while_somebody_moves_the_hosts(world: World) -> None:
+    """A run that began between the question and the decision ended with the allocation."""
+    program = Party()
+    world.head.on_client(world.tool, Vacate())
+    world.head.on_client(program, OpenRun("r1", "x", "login", 1, owner=True))
+    assert world.tool.got == [Vacated("")]
+    assert [answer.problem for answer in program.got] == ["its hosts are about to join another allocation"]
+    world.head.on_client_lost(world.tool, "killed before it has decided")
+    world.head.on_client(program, OpenRun("r1", "x", "login", 1, owner=True))
+    assert isinstance(program.got[-1], RunOpened)
+    world.head.on_client(world.tool, Vacate())
+    assert world.tool.got[-1] == Vacated("is used by run r1; its hosts can move once that is over")
