@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, get_ident
 from typing import Any
@@ -102,3 +103,19 @@ def test_a_value_arrives_after_what_comes_with_it() -> None:
     found = waits.future(given, lambda: done.append(1))
     given.set_result(7)
     assert (found.wait(), done) == (7, [1])
+
+
+def test_a_future_keeps_nothing_of_the_code_that_aborts_it() -> None:
+    class Kept:
+        pass
+
+    def abort() -> weakref.ref[Kept]:
+        kept = Kept()
+        waits.abort("rank 1 died")
+        return weakref.ref(kept)
+
+    waits, given = Waits(), torch.futures.Future[int]()
+    found = waits.future(given, lambda: None)
+    assert abort()() is None
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        found.wait()

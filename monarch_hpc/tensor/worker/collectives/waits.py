@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from monarch_hpc.core.process.thread import Thread
+from monarch_hpc.core.text.description import text_of
 
 __all__ = ["CollectiveWork", "PeerWork", "Waits"]
 
@@ -54,7 +55,7 @@ class Waits:
         for caller in idle:
             caller.end()
         for future in futures:
-            future.set_result((None, RuntimeError(self.cause)))
+            future.set_result((None, self.cause))
 
     def check(self) -> None:
         """Raise if the waits have ended."""
@@ -118,7 +119,7 @@ class Waits:
                 value = done.value()
                 after()
             except Exception as error:  # noqa: BLE001 for the code that waits in it
-                outcome.set_result((None, error))
+                outcome.set_result((None, text_of(error)))
             else:
                 outcome.set_result((value, None))
 
@@ -127,10 +128,14 @@ class Waits:
 
 
 def _unwrap(outcome: Any) -> Any:
-    """The value of an outcome, or its error as an exception."""
-    value, error = outcome.value()
-    if error is not None:
-        raise error
+    """The value of an outcome, or its problem as an exception.
+
+    One that is in the outcome keeps it, and the callers of whoever has settled it: from Python 3.12 on, the traceback is
+    a part of the exception even where C++ takes it, and the garbage collector does not see into torch's futures.
+    """
+    value, problem = outcome.value()
+    if problem is not None:
+        raise RuntimeError(problem)
     return value
 
 
