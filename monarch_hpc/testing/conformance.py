@@ -27,6 +27,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from monarch_hpc.core.errors import ChannelClosed, PeerLost, TransportError
+from monarch_hpc.core.errors.transport import NO_MEMORY
 from monarch_hpc.testing.waiting import wait_until
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.node import Node
@@ -237,6 +238,17 @@ class FabricConformance:
         with _log_messages() as messages:
             _echo(client, channel, 4)
         assert any("could not be handled" in message for message in messages)
+
+    def test_a_frame_that_there_is_no_memory_to_handle_ends_its_channel_only(self, joined: Joined) -> None:
+        client, channel, _ = joined
+
+        def lack(_channel: FrameChannel, _frame: Frame) -> None:
+            raise MemoryError
+
+        client.on_frame_hook = lack
+        channel.send(Frame(Kind.RESULT, 1, ECHO))
+        client.until(lambda: bool(client.lost))
+        assert NO_MEMORY in str(channel.error)
 
     def test_a_stopped_peer_that_goes_on_has_missed_nothing(self, shared: Joined) -> None:
         client, channel, server = shared

@@ -1,7 +1,6 @@
 """A channel: one peer's frames, in order, over its socket at first and over a faster lane once there is one.
 
-The socket stays open: it authenticated the peer, and the kernel closes it when the peer dies. Shared memory gives no
-such sign.
+The socket stays open: it authenticated the peer, whose death closes it. Shared memory gives no such sign.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import socket
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
+from monarch_hpc.core.errors.transport import NO_MEMORY
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Fabric, FabricKind, Lane, Listener, Peer
 from monarch_hpc.transport.connect.introduction import Introduction
@@ -295,8 +295,8 @@ class PeerChannel:
                 self._end(PeerLost(str(self.peer), read_farewell(frame)))
             else:
                 self._take(frame)
-        except TransportError as error:
-            self._end(error)
+        except (TransportError, MemoryError) as error:
+            self._end(error if isinstance(error, TransportError) else PeerLost(str(self.peer), NO_MEMORY))
         except Exception as error:  # noqa: BLE001 the frames behind this one must still arrive
             self._engine.on_fault(f"a frame from {self.peer} could not be handled", error)
 

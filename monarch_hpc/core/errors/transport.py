@@ -6,6 +6,7 @@ from monarch_hpc.core.errors.root import MonarchError
 
 __all__ = [
     "FAREWELL",
+    "NO_MEMORY",
     "AuthenticationError",
     "ChannelClosed",
     "EngineFailed",
@@ -19,6 +20,9 @@ __all__ = [
 
 FAREWELL = "it left: "
 """Begins the reason of the loss of a peer that closed the channel itself."""
+
+NO_MEMORY = "this process has no memory left to read what it sent"
+"""Why a channel is over whose next frame could not be read or handled; those behind it rely on it."""
 
 
 class TransportError(MonarchError):

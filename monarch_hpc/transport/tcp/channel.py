@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
-from monarch_hpc.core.errors.transport import FAREWELL
+from monarch_hpc.core.errors.transport import FAREWELL, NO_MEMORY
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine.engine import Engine
@@ -319,8 +319,8 @@ class TcpChannel:
             self._end(error, None)
         except OSError as error:
             self._end(PeerLost(str(self._peer), error.strerror or str(error)), error)
-        except MemoryError as error:  # not of a whole frame, which is refused: what follows it cannot be read any more
-            self._end(PeerLost(str(self._peer), "this process has no memory left to read what it sent"), error)
+        except MemoryError as error:  # of a frame on which those behind it rely
+            self._end(PeerLost(str(self._peer), NO_MEMORY), error)
 
     def _deliver(self, frame: Frame) -> None:
         if frame.kind is _PING:
@@ -329,7 +329,7 @@ class TcpChannel:
             raise PeerLost(str(self._peer), read_farewell(frame))
         try:
             self._on_frame(frame)
-        except TransportError:
+        except (TransportError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 the frames behind this one must still arrive
             self._engine.on_fault(f"a frame from {self._peer} could not be handled", error)

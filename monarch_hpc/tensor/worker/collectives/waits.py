@@ -130,7 +130,7 @@ class Waits:
 def _unwrap(outcome: Any) -> Any:
     """The value of an outcome, or its problem as an exception.
 
-    One that is in the outcome keeps it, and the callers of whoever has settled it: from Python 3.12 on, the traceback is
+    One that is in the outcome keeps it, and the callers of whoever settles it: from Python 3.12 on, the traceback is
     a part of the exception even where C++ takes it, and the garbage collector does not see into torch's futures.
     """
     value, problem = outcome.value()
