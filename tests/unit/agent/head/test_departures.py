@@ -133,7 +133,8 @@ def test_no_run_begins_while_somebody_moves_the_hosts(world: World) -> None:
     world.head.on_client(world.tool, Vacate())
     world.head.on_client(program, OpenRun("r1", "x", "login", 1, owner=True))
     assert world.tool.got == [Vacated("")]
-    assert [answer.problem for answer in program.got] == ["its hosts are about to join another allocation"]
+    (refused,) = program.got
+    assert isinstance(refused, Refused) and refused.problem == "its hosts are about to join another allocation"
     world.head.on_client_lost(world.tool, "killed before it has decided")
     world.head.on_client(program, OpenRun("r1", "x", "login", 1, owner=True))
     assert isinstance(program.got[-1], RunOpened)
