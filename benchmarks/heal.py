@@ -91,7 +91,7 @@ class Saboteur(Actor):
                     reached.write(f"{at}\n")
                 if action == "fail":
                     raise RuntimeError("gloo: a failure that was asked for")
-                self._path.with_suffix(".killed").write_text(str(time.time()))
+                self._path.with_suffix(".killed").write_text(f"{action} {time.time()}")
                 os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
 
     def _patch(self, *, barrier: bool) -> None:
@@ -191,7 +191,7 @@ class Training(GridTraining):
         self.begun = mesh.version
         self.losses: dict[int, float] = {}
         self.heals_s: list[float] = []
-        self.detected_s: list[float] = []
+        self.detected_s: dict[str, list[float]] = {"kill": [], "stop": []}
         self.steps_s: list[float] = []
         self.first_steps_s: list[float] = []
         self.num_rewinds = 0
@@ -200,7 +200,7 @@ class Training(GridTraining):
         """All steps.
 
         Args:
-            killed: the file that says when a rank was killed.
+            killed: the file that says how a rank was killed, or stopped, and when.
             mode: see `Mode`.
 
         Raises:
@@ -222,7 +222,8 @@ class Training(GridTraining):
                 if mode == "on-loss":
                     raise
                 if killed.exists():
-                    self.detected_s.append(time.time() - float(killed.read_text() or "nan"))
+                    action, at_s = killed.read_text().split()
+                    self.detected_s[action].append(time.time() - float(at_s))
                     killed.unlink()
             begun_s = time.perf_counter()
             policy = "shrink" if mode == "grow" else mode
@@ -302,7 +303,7 @@ def measure(campaign: Campaign, runs: list[tuple[Mode, int, list[list[Any]]]]) -
     expected = campaign.run([], "respawn")
     counts = {"equal": 0, "unharmed": 0, "lost": 0, "wrong": 0}
     heals_s: list[float] = []
-    detected_s: list[float] = []
+    detected_s: dict[str, list[float]] = {"kill": [], "stop": []}
     first_steps_s: list[float] = []
     steps_s: list[float] = []
     num_rewinds = 0
@@ -322,7 +323,8 @@ def measure(campaign: Campaign, runs: list[tuple[Mode, int, list[list[Any]]]]) -
             outcome = "wrong" if not is_equal else "equal" if campaign.num_reached() else "unharmed"
             detail = " ".join(f"{one:.2f}" for one in training.heals_s)
             heals_s += training.heals_s
-            detected_s += training.detected_s
+            for action, found_s in training.detected_s.items():
+                detected_s[action] += found_s
             first_steps_s += training.first_steps_s
             steps_s += training.steps_s
             num_rewinds += training.num_rewinds
@@ -331,7 +333,13 @@ def measure(campaign: Campaign, runs: list[tuple[Mode, int, list[list[Any]]]]) -
         took_s = time.perf_counter() - begun_s
         print(f"{seed:6} {mode:7} {outcome:8} {took_s:6.1f} s  {reached}  {plan}  {detail}", flush=True)
     print(counts, f"{len(heals_s)} heals, {num_rewinds} of them to a version that the program followed")
-    measured = {"heal": heals_s, "kill to error": detected_s, "first step after a heal": first_steps_s, "step": steps_s}
+    measured = {
+        "heal": heals_s,
+        "kill to error": detected_s["kill"],
+        "stop to error": detected_s["stop"],  # a stopped rank is not dead before `liveness.dead_s`
+        "first step after a heal": first_steps_s,
+        "step": steps_s,
+    }
     for name, found in measured.items():
         if len(found) > 1:
             tenths = statistics.quantiles(found, n=100)

@@ -160,7 +160,9 @@ class Journal:
         values = self._values
         with torch.no_grad():
             for whole, saved in self._saved.values():
-                whole.untyped_storage().resize_(saved.nbytes)  # a function may have released it
+                storage = whole.untyped_storage()
+                if storage.nbytes() < saved.nbytes:  # a function has released it
+                    storage.resize_(saved.nbytes)
                 whole.copy_(saved)
         for undo in reversed(self._undo):
             undo()

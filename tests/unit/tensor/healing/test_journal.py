@@ -70,3 +70,15 @@ def test_memory_that_a_function_released_comes_back() -> None:
     values[BUFFER].untyped_storage().resize_(0)
     journal.roll(1, again=False)
     assert values[BUFFER].tolist() == [0, 0]
+
+
+def test_memory_that_torch_cannot_resize_is_written_back() -> None:
+    """That of a replacement, which arrived from another rank."""
+    values = Values()
+    journal = Journal(values)
+    values[BUFFER] = torch.frombuffer(bytearray(8), dtype=torch.float32)
+    journal.start_at(1, GRADIENT)
+    journal.save([values[BUFFER]])
+    values[BUFFER].add_(5)
+    journal.roll(1, again=False)
+    assert values[BUFFER].tolist() == [0, 0]
