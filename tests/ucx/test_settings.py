@@ -1,4 +1,4 @@
-"""The effect of the variables on libucp: the sockets that it opens, and the signal handlers that it leaves alone."""
+"""The effect of the variables on libucp: the sockets that it opens, and the signals and code that it leaves alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.ucx.installed import LIBRARIES, run_python
 
 START = r"""
-import json, os, re, sys
+import ctypes, json, os, re, sys
 from pathlib import Path
 from monarch_hpc.config.load import load
 from monarch_hpc.transport.ucx.library import load_library
@@ -33,8 +33,15 @@ def links(entry):
     except FileNotFoundError:  # the folder itself, while it was listed
         return []
 
+def begins(name):
+    function = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
+    return ctypes.string_at(function, 16).hex()
+
+def code():
+    return [begins(name) for name in ("mmap", "munmap", "mremap", "madvise", "brk", "sbrk", "shmat", "shmdt")]
+
 config = load(json.loads(sys.argv[2])).config
-before = handled()
+before, code_before = handled(), code()
 variables = ucx_variables(config.fabric, config.ucx, os.environ, read_machine(), login=True, interfaces=["lo"])
 os.environ.update({**variables, **json.loads(sys.argv[3])})
 library = load_library(sys.argv[1])
@@ -46,7 +53,7 @@ try:
 except _ucx.UcxError as error:
     print(json.dumps({"error": str(error)}))
 else:
-    print(json.dumps({"sockets": sockets(), "signals": [before, handled()]}))
+    print(json.dumps({"sockets": sockets(), "signals": [before, handled()], "code": [code_before, code()]}))
     worker.close()
 """
 
@@ -73,6 +80,14 @@ def test_on_a_trusted_network_it_listens_on_the_chosen_interface_and_ports_only(
 @pytest.mark.parametrize("path", LIBRARIES)
 def test_signals_stay_with_python(path: str) -> None:
     before, after = start(path, {})["signals"]
+    assert before == after
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("path", LIBRARIES)
+def test_the_code_of_the_c_library_stays_as_it_is(path: str, trusted: bool) -> None:
+    """Other threads execute it while UCX starts."""
+    before, after = start(path, {"fabric.trusted": trusted})["code"]
     assert before == after
 
 

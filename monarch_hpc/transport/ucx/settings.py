@@ -20,6 +20,10 @@ _SHARED_MEMORY = ("self", "posix", "cma")
 # Aliases. `ib` covers rc, dc and ud, and what they need for the first contact, whatever the device supports.
 _NVIDIA, _AMD, _RDMA = "cuda", "rocm", "ib"
 
+# These register no memory of the program. For those that do, or that have GPUs, UCX must see what is unmapped: it writes
+# hooks into the code of mmap and munmap while other threads may execute it; see docs/design/0017.
+_WITHOUT_HOOKS = frozenset(("self", "posix", "sysv", "cma", "tcp"))
+
 _FIXED = {
     # Without this, UCX replaces shared memory by tcp, or never notices that a peer was killed.
     "UCX_POSIX_ERROR_HANDLING": "y",
@@ -71,6 +75,8 @@ def ucx_variables(
     # There the kernel reports the death of a peer without being asked.
     keepalive = "inf" if opens(tls, "tcp") else f"{ucx.keepalive_s:g}s"
     variables = {**_FIXED, "UCX_KEEPALIVE_INTERVAL": keepalive}
+    if _WITHOUT_HOOKS.issuperset(tls.split(",")):
+        variables["UCX_MEM_EVENTS"] = "n"
     if segments:
         variables["UCX_POSIX_DIR"] = segments
     devices = ucx.devices

@@ -28,6 +28,9 @@ ALWAYS = {
     "UCX_WARN_UNUSED_ENV_VARS": "n",
     "UCX_KEEPALIVE_INTERVAL": "2s",
 }
+NO_HOOKS = {"UCX_MEM_EVENTS": "n"}
+"""Where nothing registers the program's memory."""
+
 OVER_TCP = {
     "UCX_TCP_TX_SEG_SIZE": "65536",
     "UCX_TCP_USER_TIMEOUT": "10s",
@@ -58,7 +61,8 @@ def variables(
     ],
 )
 def test_on_a_network_of_strangers_no_socket_is_opened(machine: Machine, login: bool, tls: str) -> None:
-    assert variables(configured(), machine=machine, login=login) == {"UCX_TLS": tls, **ALWAYS}
+    hooks = NO_HOOKS if machine is BARE else {}
+    assert variables(configured(), machine=machine, login=login) == {"UCX_TLS": tls, **ALWAYS, **hooks}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,8 @@ def test_on_a_trusted_network_tcp_uses_the_chosen_interfaces(
     machine: Machine, login: bool, tls: str, devices: str
 ) -> None:
     expected = {"UCX_TLS": tls, **ALWAYS, **OVER_TCP, "UCX_NET_DEVICES": devices}
+    if machine is BARE:
+        expected |= NO_HOOKS
     assert variables(configured(trusted=True), machine=machine, login=login) == expected
 
 
@@ -81,6 +87,7 @@ def test_the_configuration_says_otherwise() -> None:
     config = configured(trusted=True, transports="tcp,self", devices="eth7", port_range="31000-31999")
     assert variables(config, machine=CLUSTER) == {
         **ALWAYS,
+        **NO_HOOKS,
         **OVER_TCP,
         "UCX_TLS": "tcp,self",
         "UCX_NET_DEVICES": "eth7",
