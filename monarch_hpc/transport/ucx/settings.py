@@ -20,8 +20,8 @@ _SHARED_MEMORY = ("self", "posix", "cma")
 # Aliases. `ib` covers rc, dc and ud, and what they need for the first contact, whatever the device supports.
 _NVIDIA, _AMD, _RDMA = "cuda", "rocm", "ib"
 
-# These register no memory of the program. For those that do, or that have GPUs, UCX must see what is unmapped: it writes
-# hooks into the code of mmap and munmap while other threads may execute it; see docs/design/0017.
+# These register no memory of the program. For others, and GPUs, UCX must see what is unmapped: it writes hooks into the
+# code of mmap and munmap while other threads may execute it; see docs/design/0017.
 _WITHOUT_HOOKS = frozenset(("self", "posix", "sysv", "cma", "tcp"))
 
 _FIXED = {
