@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from monarch_hpc.config.sections.fabric import TCP_SEGMENT_MAX_BYTES
+
 __all__ = ["Gone", "Pair", "Perftest"]
 
 _PATIENCE_S = 120.0
@@ -181,7 +183,8 @@ class Perftest:
             **os.environ,
             "UCX_TLS": "tcp,self" if transport == "tcp" else "posix,cma,self",
             "UCX_NET_DEVICES": "lo",
-            "UCX_TCP_TX_SEG_SIZE": "64K",
+            "UCX_TCP_TX_SEG_SIZE": str(TCP_SEGMENT_MAX_BYTES),
+            "UCX_TCP_RX_SEG_SIZE": str(TCP_SEGMENT_MAX_BYTES),
             "UCX_POSIX_ERROR_HANDLING": "y",
             "UCX_WARN_UNUSED_ENV_VARS": "n",
             **({"UCX_ALLOC_PRIO": "mmap,heap"} if transport == "private" else {}),

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from monarch_hpc.config.runtime_layer import runtime_settings
 from monarch_hpc.config.schema import OWNER_ONLY, Config, build, convert, known_keys
+from monarch_hpc.config.sections.fabric import TCP_SEGMENT_MAX_BYTES
 from monarch_hpc.config.setting import Setting, unknown_key
 from monarch_hpc.config.shipped import read_shipped
 from monarch_hpc.config.site import Profile, find_cluster_name
@@ -270,7 +271,12 @@ def _check(loaded: Loaded) -> None:
             "must be LOW-HIGH, e.g. 31000-31999",
         ),
         (_is_port_range(ucx.port_range), "ucx.port_range", ucx.port_range, "must be LOW-HIGH, e.g. 31000-31999"),
-        (ucx.tcp_segment_bytes > 0, "ucx.tcp_segment_bytes", ucx.tcp_segment_bytes, "must be more than 0"),
+        (
+            0 < ucx.tcp_segment_bytes <= TCP_SEGMENT_MAX_BYTES,
+            "ucx.tcp_segment_bytes",
+            ucx.tcp_segment_bytes,
+            f"must be from 1 to {TCP_SEGMENT_MAX_BYTES}, the size of the buffers in which all processes receive",
+        ),
         (ucx.keepalive_s > 0, "ucx.keepalive_s", ucx.keepalive_s, "must be more than 0"),
         (telemetry.clock_exchanges > 0, "telemetry.clock_exchanges", telemetry.clock_exchanges, "must be more than 0"),
         (telemetry.clock_interval_s > 0, "telemetry.clock_interval_s", telemetry.clock_interval_s, "must be above 0"),

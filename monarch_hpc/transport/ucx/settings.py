@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from monarch_hpc.config.schema import FabricConfig, UcxConfig
+from monarch_hpc.config.sections.fabric import TCP_SEGMENT_MAX_BYTES
 from monarch_hpc.config.tls import ALIASES, TCP_REFUSED, keep_private, opens
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.transport.ucx.machine import Machine
@@ -43,6 +44,11 @@ _FIXED = {
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
 
+# A receiver's buffer, and the longest message of UCX's tcp, which is as long as the *sender's* buffer: one that is longer
+# than the receiver's is written beyond its end (1.13 to 1.22; only debug builds check). So it is no setting: all
+# processes have the same, whatever the user's environment says.
+_TCP_RECEIVE_BYTES = TCP_SEGMENT_MAX_BYTES
+
 # For a peer whose network went silent; below liveness.dead_s, so that UCX does not notice last. Since UCX 1.22.
 _TCP_USER_TIMEOUT = "10s"
 
@@ -57,7 +63,9 @@ def ucx_variables(
     interfaces: Sequence[str],
     segments: str = "",
 ) -> dict[str, str]:
-    """Return the variables to set for UCX; those that the user has set stay, except transports that are not allowed.
+    """Return the variables to set for UCX; those that the user has set stay.
+
+    Except for transports that are not allowed, and the size of the receive buffers of its tcp.
 
     Args:
         environ: environment of this process.
@@ -89,7 +97,8 @@ def ucx_variables(
         devices = devices or ",".join([*interfaces, *(() if login else machine.rdma)])
     if devices:
         variables["UCX_NET_DEVICES"] = devices
-    return {"UCX_TLS": tls, **{name: value for name, value in variables.items() if name not in environ}}
+    ours = {"UCX_TLS": tls, **({"UCX_TCP_RX_SEG_SIZE": str(_TCP_RECEIVE_BYTES)} if opens(tls, "tcp") else {})}
+    return {**ours, **{name: value for name, value in variables.items() if name not in environ}}
 
 
 def choose_transports(

@@ -121,7 +121,7 @@ def make_fabric(engine: Engine, transports: str) -> UcxFabric:
             spin_us=0,
         ),
         UcxConfig(
-            library=None, transports=transports, devices="", port_range="", tcp_segment_bytes=2**16, keepalive_s=1.0
+            library=None, transports=transports, devices="", port_range="", tcp_segment_bytes=2**19, keepalive_s=1.0
         ),
         login=False,
         interfaces=["lo"],

@@ -221,7 +221,8 @@ def test_variables_of_the_package_that_are_no_keys_are_left_alone(home: Path) ->
         ("ucx: {port_range: 31000}\n", 1, "must be LOW-HIGH"),
         ("ucx: {port_range: 31999-31000}\n", 1, "must be LOW-HIGH"),
         ("ucx: {port_range: 31000-99999}\n", 1, "must be LOW-HIGH"),
-        ("ucx: {tcp_segment_bytes: 0}\n", 1, "must be more than 0"),
+        ("ucx: {tcp_segment_bytes: 0}\n", 1, "must be from 1 to 524288"),
+        ("ucx: {tcp_segment_bytes: 513KiB}\n", 1, "the size of the buffers in which all processes receive"),
         ("ucx: {keepalive_s: 0}\n", 1, "must be more than 0"),
     ],
 )

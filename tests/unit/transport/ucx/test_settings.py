@@ -32,7 +32,8 @@ NO_HOOKS = {"UCX_MEM_EVENTS": "n"}
 """Where nothing registers the program's memory."""
 
 OVER_TCP = {
-    "UCX_TCP_TX_SEG_SIZE": "65536",
+    "UCX_TCP_TX_SEG_SIZE": "524288",
+    "UCX_TCP_RX_SEG_SIZE": "524288",
     "UCX_TCP_USER_TIMEOUT": "10s",
     "UCX_NET_DEVICES": "hsn0,hsn1",
     "UCX_KEEPALIVE_INTERVAL": "inf",
@@ -104,6 +105,13 @@ def test_what_the_user_has_set_stays() -> None:
     found = variables(configured(transports="ib,self"), environ, CLUSTER)
     left = {name: value for name, value in ALWAYS.items() if name not in environ}
     assert found == {"UCX_TLS": "cma,posix,xpmem,rc,self", **left}
+
+
+def test_buffers_of_one_size_receive_what_all_others_send() -> None:
+    environ = {"UCX_TCP_RX_SEG_SIZE": "64K", "UCX_TCP_TX_SEG_SIZE": "8K"}
+    found = variables(configured(trusted=True, tcp_segment_bytes=2**16), environ)
+    assert found["UCX_TCP_RX_SEG_SIZE"] == "524288"
+    assert "UCX_TCP_TX_SEG_SIZE" not in found
 
 
 def test_a_text_without_transports_says_nothing() -> None:
