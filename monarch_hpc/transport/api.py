@@ -19,9 +19,19 @@ from monarch_hpc.transport.memory.moves import Moves
 from monarch_hpc.transport.memory.peer import MemoryPeer
 from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.sharing import SharedFrames
-from monarch_hpc.wire.frames import Frame
+from monarch_hpc.wire.frames import Frame, FrameHead
 
-__all__ = ["Capabilities", "Fabric", "FabricKind", "FrameChannel", "Lane", "LaneListener", "Listener", "Peer"]
+__all__ = [
+    "Capabilities",
+    "Fabric",
+    "FabricKind",
+    "FrameChannel",
+    "LandingMemory",
+    "Lane",
+    "LaneListener",
+    "Listener",
+    "Peer",
+]
 
 
 class FabricKind(enum.Enum):
@@ -210,8 +220,26 @@ class Capabilities:
     rdma_fault: str = ""
 
 
+class LandingMemory(Protocol):
+    """The memory of this process that transfers read into."""
+
+    def land(self, head: FrameHead, withdraw: Callable[[], object]) -> list[memoryview] | None:
+        """Targets for the buffers of a DATA frame with *head*, which has begun to arrive; None for fresh memory.
+
+        Args:
+            withdraw: called, from any thread, to take the memory back; returns once nothing writes to it. Then the list
+                has other memory.
+        """
+        ...
+
+
 class LaneListener(Protocol):
     """The owner of a lane, which is its channel; called by the thread that drives the engine. Must not block."""
+
+    @property
+    def memory(self) -> LandingMemory:
+        """Where the data of transfers belongs."""
+        ...
 
     def on_lane_frame(self, frame: Frame) -> None:
         """A frame arrived, in order."""

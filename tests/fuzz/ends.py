@@ -27,9 +27,10 @@ from monarch_hpc.transport.parts import PartReader, Step
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, RecordReader
 from monarch_hpc.transport.sharing import SharedFrames
+from monarch_hpc.transport.ucx.front import APART_BYTES, FRONT
 from monarch_hpc.transport.ucx.hole_probe import Probe
 from monarch_hpc.transport.ucx.lane import UcxLane
-from monarch_hpc.wire.frames import Frame, Kind, pack_head, parse_head
+from monarch_hpc.wire.frames import Frame, FrameHead, Kind, pack_head, parse_head
 from tests.system.support.parties import LIMITS
 
 if TYPE_CHECKING:
@@ -207,6 +208,11 @@ class _Taken:
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.errors: list[TransportError] = []
+        self.memory = self
+
+    def land(self, head: FrameHead, withdraw: Callable[[], object]) -> list[memoryview] | None:
+        """Have memory for every transfer that is not too large."""
+        return [memoryview(bytearray(size)) for size in head.buffer_bytes if size < MAX_FRAME_BYTES]
 
     def on_lane_frame(self, frame: Frame) -> None:
         """Keep a frame."""
@@ -242,6 +248,8 @@ def run_lane(data: bytes) -> str:
             case 0:
                 lane.on_records(sequence, piece)
             case 1:
+                lane.on_whole(sequence, FRONT, memoryview(piece))
+                lane.land(sequence + 1, APART_BYTES)
                 lane.on_bulk(sequence, bytearray(piece), None)
             case 2:
                 lane.open()

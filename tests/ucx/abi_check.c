@@ -274,6 +274,13 @@ FIELD(request_param_t, memh)
 FIXED(dt_iov_t)
 FIELD(dt_iov_t, buffer)
 FIELD(dt_iov_t, length)
+FIXED(generic_dt_ops_t)
+FIELD(generic_dt_ops_t, start_pack)
+FIELD(generic_dt_ops_t, start_unpack)
+FIELD(generic_dt_ops_t, packed_size)
+FIELD(generic_dt_ops_t, pack)
+FIELD(generic_dt_ops_t, unpack)
+FIELD(generic_dt_ops_t, finish)
 
 UCP(MEM_MAP_PARAM_FIELD_ADDRESS)
 UCP(MEM_MAP_PARAM_FIELD_LENGTH)
@@ -342,6 +349,7 @@ FIELD(conn_request_attr_t, client_id)
 #define mh_request_param_t ucp_request_param_t
 #define mh_mem_map_params_t ucp_mem_map_params_t
 #define mh_mem_attr_t ucp_mem_attr_t
+#define mh_generic_dt_ops_t ucp_generic_dt_ops_t
 #define mh_listener_params_t ucp_listener_params_t
 #define mh_listener_attr_t ucp_listener_attr_t
 #define mh_conn_request_attr_t ucp_conn_request_attr_t

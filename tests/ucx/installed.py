@@ -70,8 +70,10 @@ def run_python(code: str, *arguments: str, cwd: Path = ROOT) -> str:
     return _run(["-c", code, *arguments], 60, {}, cwd)
 
 
-def run_drill(tls: str, libucp: str, drill: str, count: int | None = None, timeout_s: float = 60) -> str:
-    """Run a drill of `tests.ucx.pair` over the transports *tls*, and return what it printed."""
+def run_drill(
+    tls: str, libucp: str, drill: str, count: int | None = None, timeout_s: float = 60, program: str = "pair"
+) -> str:
+    """Run a drill of `tests.ucx.pair`, or of another *program* there, over *tls*, and return what it printed."""
     environment = {
         "UCX_TLS": tls,
         "UCX_NET_DEVICES": "lo",
@@ -82,7 +84,7 @@ def run_drill(tls: str, libucp: str, drill: str, count: int | None = None, timeo
         "PYTHONMALLOC": "malloc",
     }
     return _run(
-        ["-m", "tests.ucx.pair", libucp, drill, *([] if count is None else [str(count)])], timeout_s, environment
+        ["-m", f"tests.ucx.{program}", libucp, drill, *([] if count is None else [str(count)])], timeout_s, environment
     )
 
 

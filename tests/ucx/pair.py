@@ -67,6 +67,9 @@ class End:
         self.hear: Callable[[], str] = str
         self.on_record: Callable[[bytes], None] = lambda _record: None
         self.on_bulk: Callable[[Buffer], None] = lambda _landing: None
+        # Of a lane that `lands`.
+        self.on_whole: Callable[[int, int, Buffer], None] = lambda _sequence, _container, _placed: None
+        self.land: Callable[[int, int], object] = lambda _sequence, _num_bytes: None
 
     @property
     def offer(self) -> str:

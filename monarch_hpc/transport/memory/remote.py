@@ -296,9 +296,9 @@ class RemoteMemories:
         for start in waiting:
             start(None)
 
-    def land(self, head: FrameHead) -> list[memoryview] | None:
-        """Targets for the buffers of an arriving DATA frame; see `transport.secure.records.Landing`."""
-        return self._operations.land(head)
+    def land(self, head: FrameHead, withdraw: Callable[[], object] | None = None) -> list[memoryview] | None:
+        """Targets for the buffers of an arriving DATA frame; see `Operations.land`."""
+        return self._operations.land(head, withdraw)
 
     def on_data(self, frame: Frame) -> None:
         """Handle the answer to a piece of a transfer."""

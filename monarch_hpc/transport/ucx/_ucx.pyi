@@ -18,7 +18,7 @@ ABANDONED_MAX: int
 
 _Event: TypeAlias = (
     tuple[Literal[1], Any, int, bytes | None]
-    | tuple[Literal[2], Any, int, bytes | bytearray | memoryview | MemoryError, Operation | None]
+    | tuple[Literal[2], Any, int, Any, Operation | None]
     | tuple[Literal[3], Operation]
     | tuple[Literal[4], Any, int]
     | tuple[Literal[5], Any]
@@ -49,6 +49,11 @@ class Span:
     @property
     def device(self) -> bool: ...
     def __init__(self, target: object, writable: bool) -> None: ...
+
+class Target:
+    def __init__(self, num_bytes: int) -> None: ...
+    def set(self, view: Buffer) -> None: ...
+    def withdraw(self) -> None: ...
 
 class Operation:
     on_done: Any
@@ -85,6 +90,7 @@ class Pieces:
     def __init__(self, moves: list[tuple[Span, int, RemoteKey, bool]]) -> None: ...
 
 class Lane:
+    lands: bool
     @property
     def token(self) -> bytes: ...
     @property

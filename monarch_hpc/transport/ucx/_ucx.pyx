@@ -54,7 +54,7 @@ cdef extern from "core.h" nogil:
         MH_EP_PARAM_FIELD_REMOTE_ADDRESS, MH_EP_PARAM_FIELD_ERR_HANDLING_MODE, MH_EP_PARAM_FIELD_ERR_HANDLER
         MH_ERR_HANDLING_MODE_PEER, MH_EP_CLOSE_FLAG_FORCE, MH_EP_ATTR_FIELD_TRANSPORTS
         MH_OP_ATTR_FIELD_CALLBACK, MH_OP_ATTR_FIELD_USER_DATA, MH_OP_ATTR_FIELD_FLAGS
-        MH_OP_ATTR_FIELD_MEMORY_TYPE
+        MH_OP_ATTR_FIELD_MEMORY_TYPE, MH_OP_ATTR_FIELD_DATATYPE
         MH_MEM_MAP_PARAM_FIELD_ADDRESS, MH_MEM_MAP_PARAM_FIELD_LENGTH, MH_MEM_MAP_PARAM_FIELD_MEMORY_TYPE
         MH_MEMORY_TYPE_HOST, MH_MEMORY_TYPE_CUDA
     ctypedef struct mh_params_t:
@@ -98,6 +98,7 @@ cdef extern from "core.h" nogil:
         uint32_t op_attr_mask
         uint32_t flags
         mh_callback cb
+        uint64_t datatype
         void *user_data
         unsigned memory_type
     ctypedef struct mh_mem_map_params_t:
@@ -184,6 +185,15 @@ cdef extern from "core.h" nogil:
         size_t num_bytes
     mc_mapping mc_map(size_t)
     void mc_unmap(mc_mapping)
+    ctypedef struct mc_target:
+        size_t num_bytes
+    uint64_t mc_target_type
+    int mc_target_prepare()
+    void mc_target_init(mc_target *, size_t)
+    void mc_target_set(mc_target *, void *)
+    void mc_target_withdraw(mc_target *)
+    void mc_target_destroy(mc_target *)
+    mh_status_t mc_target_unpack(void *, size_t, const void *, size_t)
     int mc_poisoned
     mc_worker *mc_worker_new()
     int mc_thread_start(mc_worker *)
@@ -365,6 +375,37 @@ cdef class Span:
             PyBuffer_Release(&self.view)
 
 
+cdef class Target:
+    """Memory in which a message of *num_bytes* arrives, and which can be taken back while it does.
+
+    Any thread may call its methods.
+    """
+
+    cdef mc_target target
+    cdef Span span
+
+    def __cinit__(self, size_t num_bytes):
+        mc_target_init(&self.target, num_bytes)
+
+    def set(self, view):
+        """Give it *view*, as its memory; in vain if it was withdrawn before."""
+        cdef Span span = Span(view, True)
+        if span.num_bytes != self.target.num_bytes:
+            raise ValueError(f"{span.num_bytes} bytes of memory for a message of {self.target.num_bytes}")
+        self.span = span
+        mc_target_set(&self.target, <void *><uintptr_t>span.address)
+
+    def withdraw(self):
+        """Return once nothing writes to the memory any more; what still arrives is dropped."""
+        if not mc_poisoned:  # a thread that held the lock is not in a forked child, and UCX writes nothing there
+            with nogil:
+                mc_target_withdraw(&self.target)
+        self.span = None
+
+    def __dealloc__(self):
+        mc_target_destroy(&self.target)
+
+
 cdef class Operation:
     """An asynchronous operation of UCX; it keeps the memory that UCX accesses alive until it is done.
 
@@ -422,7 +463,8 @@ cdef class Worker:
     Args:
         max_bytes: larger messages are refused before memory is allocated for them.
         place: called with the length of a separate message and its container, see `wire.frames`; returns what its
-            receiver gets and a writable view of it, or raises MemoryError.
+            receiver gets and a writable view of it, or raises MemoryError. A lane whose `lands` is set asks its owner
+            before: see there.
 
     Raises:
         UcxError: UCX finds no transport, or no memory.
@@ -459,6 +501,7 @@ cdef class Worker:
         self.worker = mc_worker_new()
         if self.worker == NULL:
             raise MemoryError
+        _check(mc_target_prepare(), "a data type of UCX")
         _check(mh_ucp.config_read(NULL, NULL, &config), "reading UCX's settings")
         memset(&params, 0, sizeof(params))
         # Memory is registered by any thread while the worker's own thread moves it.
@@ -609,12 +652,13 @@ cdef class Worker:
             mc_dispose(worker, event)
 
     cdef int _translate(self, mc_worker *worker, mc_event *event, list taken) except -1:
+        cdef Lane lane
         owner = self.owners[event.lane]
         if taken is None or owner is None or (<Lane>owner[0]).life != event.life:
             if event.data != NULL:
                 mh_ucp.am_data_release(worker.ucp, event.data)
             return 0
-        owner = owner[1]
+        lane, owner = owner
         if event.kind == MC_EVENT_ERROR:
             taken.append((ERROR, owner, event.status))
         elif event.kind == MC_EVENT_ROOM:
@@ -632,7 +676,7 @@ cdef class Worker:
                 mh_ucp.am_data_release(worker.ucp, event.data)
         else:
             try:
-                taken.append(self._land(event, owner))
+                taken.append(self._land(event, lane, owner))
             except BaseException:
                 # The message is lost, and those behind it would wait for it for ever.
                 if event.data != NULL:
@@ -641,35 +685,52 @@ cdef class Worker:
                 raise
         return 0
 
-    cdef tuple _land(self, mc_event *event, owner):
+    cdef tuple _land(self, mc_event *event, Lane lane, owner):
         cdef Span span
-        cdef void *target
+        cdef Target target = None
+        cdef void *memory
         cdef void *data
+        cdef size_t count = 1
         cdef Operation operation
         cdef mh_request_param_t param
         cdef int status
         sequence = event.sequence & _SEQUENCE_MASK
         try:
-            placed, view = self.place(event.num_bytes, <int>(event.sequence >> CONTAINER_SHIFT))
-            span = Span(view, True)
+            found = owner.land(sequence, event.num_bytes) if lane.lands else None
+            if found is not None:
+                placed, target = found
+            else:
+                placed, view = self.place(event.num_bytes, <int>(event.sequence >> CONTAINER_SHIFT))
+                span = Span(view, True)
         except MemoryError as error:
             if event.data != NULL:
                 mh_ucp.am_data_release(self.worker.ucp, event.data)  # ends the peer's operation, too
                 event.data = NULL
             return BULK, owner, sequence, error, None
-        target = <void *><uintptr_t>span.address
         if not event.rendezvous:
-            memcpy(target, event.bytes if event.data == NULL else <char *>event.data, event.num_bytes)
+            data = event.bytes if event.data == NULL else event.data
+            if target is not None:
+                mc_target_unpack(&target.target, 0, data, event.num_bytes)
+            else:
+                memcpy(<void *><uintptr_t>span.address, data, event.num_bytes)
             if event.data != NULL:
                 mh_ucp.am_data_release(self.worker.ucp, event.data)
                 event.data = NULL
+            if lane.lands:
+                owner.on_whole(sequence, <int>(event.sequence >> CONTAINER_SHIFT), placed)
             return BULK, owner, sequence, placed, None
-        operation = _begin(self, (span, placed))
+        operation = _begin(self, (span, placed) if target is None else target)
         _parameters(&param, operation, mc_callback_received())
+        if target is not None:
+            param.op_attr_mask |= MH_OP_ATTR_FIELD_DATATYPE | MH_OP_ATTR_FIELD_MEMORY_TYPE
+            param.datatype, param.memory_type = mc_target_type, MH_MEMORY_TYPE_HOST
+            memory = &target.target
+        else:
+            memory, count = <void *><uintptr_t>span.address, event.num_bytes
         data, event.data = event.data, NULL
         with nogil:
             status = mc_started(
-                mh_ucp.am_recv_data_nbx(self.worker.ucp, data, target, event.num_bytes, &param),
+                mh_ucp.am_recv_data_nbx(self.worker.ucp, data, memory, count, &param),
                 &operation.operation,
             )
         try:
@@ -858,12 +919,16 @@ cdef class Lane:
 
     Attributes:
         token: must be in each message from the peer to this lane.
+        lands: whether `Worker.take` asks the lane's owner where separate messages are to arrive. It calls
+            ``owner.on_whole(sequence, container, placed)`` when one is there, ahead of its event, and before all others
+            ``owner.land(sequence, num_bytes)``: this returns what its receiver gets and a `Target`, or None for `place`.
     """
 
     cdef Worker worker
     cdef mc_lane *lane
     cdef uint32_t life
     cdef readonly bytes token
+    cdef public bint lands
 
     cdef int _open(self) except -1:
         _alive(self.worker.worker)

@@ -349,6 +349,15 @@ typedef struct mh_dt_iov {
     size_t length;
 } mh_dt_iov_t;
 
+typedef struct mh_generic_dt_ops {
+    void *(*start_pack)(void *context, const void *buffer, size_t count);
+    void *(*start_unpack)(void *context, void *buffer, size_t count);
+    size_t (*packed_size)(void *state);
+    size_t (*pack)(void *state, size_t offset, void *dest, size_t max_length);
+    mh_status_t (*unpack)(void *state, size_t offset, const void *src, size_t length);
+    void (*finish)(void *state);
+} mh_generic_dt_ops_t;
+
 enum {
     MH_MEM_MAP_PARAM_FIELD_ADDRESS = 1 << 0,
     MH_MEM_MAP_PARAM_FIELD_LENGTH = 1 << 1,
@@ -444,6 +453,7 @@ typedef struct mh_conn_request_attr {
     X(mh_status_ptr_t, am_recv_data_nbx, \
       (mh_worker_h worker, void *data_desc, void *buffer, size_t count, const mh_request_param_t *param)) \
     X(void, am_data_release, (mh_worker_h worker, void *data)) \
+    X(mh_status_t, dt_create_generic, (const mh_generic_dt_ops_t *ops, void *context, mh_datatype_t *datatype)) \
     X(mh_status_t, mem_map, (mh_context_h context, const mh_mem_map_params_t *params, mh_mem_h *memh)) \
     X(mh_status_t, mem_unmap, (mh_context_h context, mh_mem_h memh)) \
     X(mh_status_t, mem_query, (const mh_mem_h memh, mh_mem_attr_t *attr)) \

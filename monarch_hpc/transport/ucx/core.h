@@ -462,6 +462,83 @@ static void mc_unmap(mc_mapping mapping) {
     munmap(mapping.address, mapping.num_bytes);
 }
 
+/* ---- memory that can be taken back while a message arrives in it ----
+ *
+ * UCX cannot withdraw a receive in the middle of a message. So it does not get the memory: it gets a data type of ours, and
+ * gives each fragment that has arrived to `mc_target_unpack`. Over sockets this costs nothing, since there UCX copies each
+ * fragment from its buffer anyway. */
+
+typedef struct mc_target {
+    pthread_mutex_t lock; /* held while a fragment is copied */
+    char *address;        /* NULL: not known yet, or taken back; fragments are dropped */
+    size_t num_bytes;
+    int withdrawn;
+} mc_target;
+
+static mh_datatype_t mc_target_type; /* of all targets; one libucp is loaded in a process */
+
+static void *mc_target_start_pack(void *context, const void *buffer, size_t count) {
+    (void)context, (void)buffer, (void)count;
+    return NULL;
+}
+
+static void *mc_target_start_unpack(void *context, void *buffer, size_t count) {
+    (void)context, (void)count;
+    return buffer;
+}
+
+static size_t mc_target_size(void *state) { return ((mc_target *)state)->num_bytes; }
+
+static size_t mc_target_pack(void *state, size_t offset, void *data, size_t num_bytes) {
+    (void)state, (void)offset, (void)data, (void)num_bytes;
+    return 0;
+}
+
+static mh_status_t mc_target_unpack(void *state, size_t offset, const void *data, size_t num_bytes) {
+    mc_target *target = state;
+    if (offset > target->num_bytes || num_bytes > target->num_bytes - offset)
+        return MH_ERR_MESSAGE_TRUNCATED;
+    pthread_mutex_lock(&target->lock);
+    if (target->address)
+        memcpy(target->address + offset, data, num_bytes);
+    pthread_mutex_unlock(&target->lock);
+    return MH_OK;
+}
+
+static void mc_target_finish(void *state) { (void)state; }
+
+/* Make the data type; returns a UCX status. With the GIL held. */
+static int mc_target_prepare(void) {
+    static const mh_generic_dt_ops_t ops = {mc_target_start_pack, mc_target_start_unpack, mc_target_size,
+                                            mc_target_pack,       mc_target_unpack,       mc_target_finish};
+    return mc_target_type ? MH_OK : mh_ucp.dt_create_generic(&ops, NULL, &mc_target_type);
+}
+
+static void mc_target_init(mc_target *target, size_t num_bytes) {
+    pthread_mutex_init(&target->lock, NULL);
+    target->address = NULL;
+    target->num_bytes = num_bytes;
+    target->withdrawn = 0;
+}
+
+/* Give *target* its memory, unless it was withdrawn. */
+static void mc_target_set(mc_target *target, void *address) {
+    pthread_mutex_lock(&target->lock);
+    if (!target->withdrawn)
+        target->address = address;
+    pthread_mutex_unlock(&target->lock);
+}
+
+/* Take the memory back: once this has returned, nothing writes to it. */
+static void mc_target_withdraw(mc_target *target) {
+    pthread_mutex_lock(&target->lock);
+    target->withdrawn = 1;
+    target->address = NULL;
+    pthread_mutex_unlock(&target->lock);
+}
+
+static void mc_target_destroy(mc_target *target) { pthread_mutex_destroy(&target->lock); }
+
 /* ---- small records ---- */
 
 /* Send the batch of *lane*, whose lock is held; returns a UCX status. */

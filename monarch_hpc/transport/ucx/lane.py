@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["UcxLane"]
 
+_MAX_FRONTS = 64
+"""Fronts that are kept until the message behind them comes, which is soon; those of transfers have some dozen bytes."""
+
 _MAX_EARLY = 2**16
 """Messages that may wait for an earlier one: more than a sender has in flight while a large one is received."""
 
@@ -69,6 +72,7 @@ class UcxLane:
     ) -> None:
         from monarch_hpc.transport.ucx import _ucx
 
+        self._target = _ucx.Target
         self._engine = engine
         self._max_frame_bytes = max_frame_bytes
         self._probe = probe
@@ -90,8 +94,9 @@ class UcxLane:
         # in
         self._next = 0  # sequence number of the next message
         self._opened = False  # SWITCH came
-        self._early: dict[int, bytes | tuple[Arrived, _ucx.Operation | None]] = {}
+        self._early: dict[int, bytes | tuple[Arrived | list[memoryview], _ucx.Operation | None]] = {}
         self._front: Front | None = None
+        self._fronts: dict[int, Arrived] = {}  # by sequence number
         self._gaps = GapWatch(self, engine.clock, engine.call_later)
 
     @property
@@ -154,6 +159,8 @@ class UcxLane:
         except self._failed as error:
             raise PeerLost(self.peer, f"UCX: {error}") from error
         self.shared = kind is FabricKind.UCX_SHM
+        # Elsewhere UCX copies straight into memory that is known beforehand, which could not be taken back.
+        self._lane.lands = kind is FabricKind.UCX_TCP
         # Elsewhere UCX emulates them by messages, and may end the owner's process when it gives up the peer while its
         # answers wait: it takes them for sends, and reads a field that was never set, in all versions up to 1.22.
         self._moves = kind is FabricKind.UCX_RDMA
@@ -233,7 +240,32 @@ class UcxLane:
         else:
             self._keep(sequence, data)
 
-    def on_bulk(self, sequence: int, arrived: Arrived, operation: _ucx.Operation | None) -> None:
+    def on_whole(self, sequence: int, container: int, data: Arrived | list[memoryview]) -> None:
+        """Keep a front, which says where the message behind it belongs; see `_ucx.Lane`."""
+        if container == FRONT and not isinstance(data, MemoryError | list) and len(data) <= self._record_bytes:
+            if len(self._fronts) >= _MAX_FRONTS:
+                del self._fronts[next(iter(self._fronts))]
+            self._fronts[sequence] = data
+
+    def land(self, sequence: int, num_bytes: int) -> tuple[list[memoryview], _ucx.Target] | None:
+        """The memory of the transfer that a separate message answers; None for fresh memory. See `_ucx.Lane`."""
+        front = self._fronts.pop(sequence - 1, None)
+        if front is None or isinstance(front, MemoryError):
+            return None
+        try:
+            head = parse_head(front, self._max_frame_bytes)
+        except FrameError:  # raised again when its turn comes
+            return None
+        if head.kind is not Kind.DATA or head.buffer_bytes != (num_bytes,):
+            return None
+        target = self._target(num_bytes)
+        views = self._listener.memory.land(head, target.withdraw)
+        if not views:
+            return None
+        target.set(views[0])
+        return views, target
+
+    def on_bulk(self, sequence: int, arrived: Arrived | list[memoryview], operation: _ucx.Operation | None) -> None:
         """Handle a separate message, which is still arriving while *operation* is in flight."""
         if operation is not None and operation.status == 1:
             operation.on_done = self._take_early
@@ -243,7 +275,7 @@ class UcxLane:
         """Fail the lane: UCX has lost the peer."""
         self._fail(PeerLost(self.peer, f"UCX: {self._text(status)}"))
 
-    def _keep(self, sequence: int, item: bytes | tuple[Arrived, _ucx.Operation | None]) -> None:
+    def _keep(self, sequence: int, item: bytes | tuple[Arrived | list[memoryview], _ucx.Operation | None]) -> None:
         self.received_s = self._engine.clock()  # even if the message must wait for earlier ones
         if sequence < self._next or sequence in self._early or len(self._early) >= _MAX_EARLY:
             self._fail(FrameError(f"UCX message {sequence} where {self._next} is due, with {len(self._early)} waiting"))
@@ -267,7 +299,7 @@ class UcxLane:
             del self._early[self._next]
             self._next += 1
             if isinstance(item, tuple):
-                self._take_message(item[0])
+                self._take_message(item[0][0] if isinstance(item[0], list) else item[0])
             else:
                 self._take_records(item)
 
@@ -325,6 +357,7 @@ class UcxLane:
         if self._error is None:
             self._error = error
         self._early.clear()
+        self._fronts.clear()
         self._front = None
         self._one_sided.forget()
         self._lane.close()

@@ -44,9 +44,9 @@ _FIXED = {
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
 
-# A receiver's buffer, and the longest message of UCX's tcp, which is as long as the *sender's* buffer: one that is longer
-# than the receiver's is written beyond its end (1.13 to 1.22; only debug builds check). So it is no setting: all
-# processes have the same, whatever the user's environment says.
+# The buffers in which UCX's tcp receives. Its sender makes messages as long as its own: one that is longer than the
+# receiver's is written beyond its end, and only debug builds check that. So it is no setting: all processes have the
+# same, whatever the user's environment says.
 _TCP_RECEIVE_BYTES = TCP_SEGMENT_MAX_BYTES
 
 # For a peer whose network went silent; below liveness.dead_s, so that UCX does not notice last. Since UCX 1.22.

@@ -22,6 +22,7 @@ from monarch_hpc.transport.connect import introduction
 from monarch_hpc.transport.memory.moves import Move, Moves
 from monarch_hpc.transport.memory.places import Scattered
 from monarch_hpc.transport.memory.transfer import Transfer
+from monarch_hpc.transport.ucx.lane import UcxLane
 from tests.system.support.parties import PATIENCE_S, UCX, Party, join, parties
 
 __all__ = ["parties"]
@@ -271,3 +272,45 @@ def test_a_thousand_are_under_way_in_both_directions(pair: Pair) -> None:
     assert not [transfer.error for transfer in begun if transfer.error]
     assert all(whole(memory) and into == source[at : at + len(into)] for at, into, memory in reads)
     assert target == data
+
+
+@pytest.mark.parametrize("fabric", ["ucx-shm", "ucx-tcp", "tcp", "relay"])
+def test_a_read_that_is_stopped_in_the_middle_writes_nothing_later(parties: Callable[..., Party], fabric: str) -> None:
+    owner, asker, channel = join(parties, fabric)
+    memory = owner.node.register(bytearray(64 * _MIB))
+    channel.memory.move(memory.parts.id, 0, bytearray(1), write=False).wait(PATIENCE_S)
+    around, into = guarded(memory.nbytes)
+    then: list[bytes] = []
+    transfer = channel.memory.move(memory.parts.id, 0, into, write=False)
+
+    def stop_it_amid() -> None:
+        if into[0]:
+            asker.engine.call_later(0.0, stop_it_amid)
+        elif transfer.stop(MemoryAccessError("there", "given up")):
+            then.append(bytes(into))
+
+    asker.engine.call_soon(stop_it_amid)
+    with pytest.raises(MemoryAccessError, match="given up"):
+        transfer.wait(PATIENCE_S)
+    # Its answers come after those that were under way.
+    channel.memory.move(memory.parts.id, 0, bytearray(32 * _MIB), write=False).wait(PATIENCE_S)
+    assert whole(around) and into == then[0] and into[-1] == 0xA5
+
+
+def test_what_is_read_over_sockets_arrives_in_its_place(
+    parties: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landed: list[object] = []
+    land = UcxLane.land
+
+    def note(lane: UcxLane, sequence: int, num_bytes: int) -> object:
+        landed.append(land(lane, sequence, num_bytes))
+        return landed[-1]
+
+    monkeypatch.setattr(UcxLane, "land", note)
+    owner, _, channel = join(parties, "ucx-tcp")
+    source = bytearray(os.urandom(16 * _MIB))
+    around, into = guarded(len(source))
+    channel.memory.move(owner.node.register(source).parts.id, 0, into, write=False).wait(PATIENCE_S)
+    assert into == source and whole(around)
+    assert len([one for one in landed if one is not None]) == 4, "pieces of 4 MiB"

@@ -56,6 +56,13 @@ def test_an_end_in_any_state_is_an_end_in_good_order(libucp: str, fabric: str) -
 
 @TRANSPORTS
 @pytest.mark.parametrize("libucp", LIBRARIES)
+def test_memory_is_taken_back_while_a_message_arrives_in_it(libucp: str, tls: str) -> None:
+    num_whole, num_amid = map(int, run_drill(tls, libucp, "withdraw", program="withdrawal").split())
+    assert num_whole and num_amid
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
 def test_a_program_may_end_with_everything_open(libucp: str, tls: str) -> None:
     assert run_drill(tls, libucp, "leave").startswith("left\n")
 

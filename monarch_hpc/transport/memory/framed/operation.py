@@ -9,10 +9,30 @@ from monarch_hpc.transport.memory.key import Key, pack_span
 from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, RefusedBuffers
 
-__all__ = ["FramedOperation", "ListOperation", "SpanOperation"]
+__all__ = ["FramedOperation", "Landing", "ListOperation", "SpanOperation"]
 
 _DIRECT_BYTES = 32 * 1024
 """Up to this size a channel copies what it sends, so that any thread may write it without waiting for the socket."""
+
+
+class Landing:
+    """The memory of a piece that is arriving there.
+
+    Args:
+        targets, withdraw: of `Operations.land`.
+    """
+
+    __slots__ = ("_withdraw", "targets")
+
+    def __init__(self, targets: list[memoryview], withdraw: Callable[[], object] | None) -> None:
+        self.targets = targets
+        self._withdraw = withdraw
+
+    def take_back(self) -> None:
+        """Make the memory the caller's again: data that still arrives is discarded."""
+        if self._withdraw is not None:
+            self._withdraw()
+        self.targets[0] = memoryview(bytearray(len(self.targets[0])))
 
 
 class FramedOperation:
@@ -21,11 +41,11 @@ class FramedOperation:
     Attributes:
         in_flight: numbers of bytes of the pieces in flight, by what stands in `dest` of their frames.
         all_begun: whether no piece is left to be sent.
-        landing: target of the piece that is arriving.
+        landings: the pieces that are arriving in memory of theirs, by name.
         direct: whether any thread may send its pieces; others are left to the driver, which never waits for the socket.
     """
 
-    __slots__ = ("all_begun", "direct", "in_flight", "landing", "number", "transfer")
+    __slots__ = ("all_begun", "direct", "in_flight", "landings", "number", "transfer")
 
     def __init__(self, number: int, transfer: Transfer, *, direct: bool) -> None:
         self.number = number
@@ -33,7 +53,7 @@ class FramedOperation:
         self.direct = direct
         self.all_begun = False
         self.in_flight: dict[int, int] = {}
-        self.landing: list[memoryview] = []
+        self.landings: dict[int, Landing] = {}
 
     def begin_piece(self, most_bytes: int) -> tuple[int, int]:
         """Begin the next piece, of *most_bytes* at most; return its name and the bytes that it has in flight."""
@@ -85,16 +105,18 @@ class SpanOperation(FramedOperation):
         num_bytes = self.in_flight.get(name)
         if self._kind is not Kind.GET or num_bytes is None or head.buffer_bytes != (num_bytes,):
             return []
+        if name in self.landings:  # answered twice, which `place` refuses
+            return []
         return [self._view[name : name + num_bytes]]
 
     def place(self, frame: Frame, num_bytes: int) -> bool:
         if self._kind is not Kind.GET:
             return True
-        landed, self.landing = self.landing, []
+        landing = self.landings.pop(frame.reply, None)
         if len(frame.buffers) != 1 or isinstance(frame.buffers, RefusedBuffers):
             return False
         data: Buffer = frame.buffers[0]
-        if landed and data is landed[0]:
+        if landing is not None and data is landing.targets[0]:
             return True
         if len(data) != num_bytes:
             return False

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.framed.lists import LIST_BYTES, MAX_PIECES, Batch, plan_batches
-from monarch_hpc.transport.memory.framed.operation import FramedOperation, ListOperation, SpanOperation
+from monarch_hpc.transport.memory.framed.operation import FramedOperation, Landing, ListOperation, SpanOperation
 from monarch_hpc.transport.memory.key import Key, host_view
 from monarch_hpc.transport.memory.moves import Move, Moves, join_transfers
 from monarch_hpc.transport.memory.transfer import Transfer
@@ -191,15 +191,19 @@ class Operations:
 
     # ---- on the driver ----
 
-    def land(self, head: FrameHead) -> list[memoryview] | None:
-        """Targets for the buffers of an arriving DATA frame; see `transport.secure.records.Landing`."""
-        operation = self._running.get(head.dest)
-        if operation is None:
-            return None
-        landing = operation.land(head.reply, head)
-        if landing:
-            operation.landing = landing
-        return landing or None
+    def land(self, head: FrameHead, withdraw: Callable[[], object] | None = None) -> list[memoryview] | None:
+        """Targets for the buffers of an arriving DATA frame; None for fresh memory.
+
+        Args:
+            withdraw: as in `transport.api.LandingMemory`; None for a channel that reads the list again for every part
+                that it writes, see `transport.secure.records.Landing`.
+        """
+        with self._engine.undisturbed(), self._lock:
+            operation = self._running.get(head.dest)
+            targets = [] if operation is None else operation.land(head.reply, head)
+            if operation is not None and targets:
+                operation.landings[head.reply] = Landing(targets, withdraw)
+        return targets or None
 
     def on_data(self, frame: Frame) -> None:
         """Handle the answer to a piece."""
@@ -233,7 +237,7 @@ class Operations:
                 self._waiting.remove(operation)
             self._in_flight_bytes -= sum(operation.in_flight.values())
             operation.in_flight.clear()
-            if operation.landing:
-                # The caller may use its buffer again: data that still arrives is discarded.
-                operation.landing[0] = memoryview(bytearray(len(operation.landing[0])))
+            for landing in operation.landings.values():
+                landing.take_back()
+            operation.landings.clear()
         operation.transfer.finish(error)

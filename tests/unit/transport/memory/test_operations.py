@@ -17,7 +17,7 @@ from monarch_hpc.transport.memory.framed.operations import PIECE_BYTES, WINDOW_B
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, parse_span
 from monarch_hpc.transport.memory.moves import Move, Moves
 from monarch_hpc.transport.memory.transfer import Transfer
-from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.frames import Frame, FrameHead, Kind, pack_head, parse_head
 
 ID = bytes(range(ID_BYTES))
 KEY = Key(ID, 8 * WINDOW_BYTES, writable=True)
@@ -317,3 +317,40 @@ def test_nothing_is_written_after_a_list_was_stopped() -> None:
     ended(transfer, "enough")
     assert into == b"x" * 32 + bytes(48)
     assert bench.operations._in_flight_bytes == 0
+
+
+def arriving(frame: Frame, num_bytes: int) -> FrameHead:
+    """The head of the answer to the request *frame*."""
+    return parse_head(pack_head(Frame(Kind.DATA, frame.reply, frame.dest, b"", [bytes(num_bytes)])), 2**30)
+
+
+def test_pieces_arrive_in_their_place_several_at_once() -> None:
+    bench = Bench(max_frame_bytes=4096 + 4)
+    into = bytearray(8)
+    transfer = bench.operations.get(KEY, 0, into)
+    frames, withdrawn = list(bench.sent), list[int]()
+    landed = [bench.operations.land(arriving(frame, 4), lambda: withdrawn.append(1)) for frame in frames]
+    again = bench.operations.land(arriving(frames[0], 4), lambda: withdrawn.append(2))
+    assert again is None, "it is answered twice"
+    for frame, views, data in zip(frames, landed, (b"abcd", b"efgh"), strict=True):
+        assert views is not None
+        views[0][:] = data
+        bench.operations.on_data(Frame(Kind.DATA, frame.reply, frame.dest, b"", views))
+    assert transfer.done and transfer.error is None and into == b"abcdefgh" and not withdrawn
+
+
+def test_pieces_that_arrive_are_taken_back_before_a_transfer_ends() -> None:
+    bench = Bench(max_frame_bytes=4096 + 4)
+    into = bytearray(8)
+    transfer = bench.operations.get(KEY, 0, into)
+    taken: list[bool] = []
+    frames = list(bench.sent)
+    landed = [bench.operations.land(arriving(frame, 4), lambda: taken.append(transfer.done)) for frame in frames]
+    assert transfer.stop(MemoryAccessError("there", "enough"))
+    assert taken == [False, False]
+    for frame, views in zip(frames, landed, strict=True):
+        assert views is not None
+        views[0][:] = b"late"
+        bench.operations.on_data(Frame(Kind.DATA, frame.reply, frame.dest, b"", views))
+    assert into == bytes(8)
+    assert bench.operations.land(arriving(frames[0], 4), lambda: taken.append(True)) is None
