@@ -12,8 +12,8 @@ __all__ = ["TCP_SEGMENT_MAX_BYTES", "FabricConfig", "InterfacesConfig", "RdmaCon
 TCP_SEGMENT_MAX_BYTES = 2**19
 """Size of the buffers in which UCX receives over tcp, the same in all processes; see `transport.ucx.settings`.
 
-Each message costs a sendmsg, an epoll_wait and a recv: with 64 KiB a get of 256 MiB took 6 to 17 % more CPU time, with 1
-MiB no less. A peer in the middle of a message holds one of them.
+Each message costs a sendmsg, an epoll_wait and a recv: with 64 KiB a get of 256 MiB took 6 to 17 % more CPU time, with
+1 MiB no less. A peer in the middle of a message holds one of them.
 """
 
 

@@ -9,13 +9,13 @@ from monarch_hpc.transport.memory.key import Key, pack_span
 from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, RefusedBuffers
 
-__all__ = ["FramedOperation", "Landing", "ListOperation", "SpanOperation"]
+__all__ = ["ArrivingPiece", "FramedOperation", "ListOperation", "SpanOperation"]
 
 _DIRECT_BYTES = 32 * 1024
 """Up to this size a channel copies what it sends, so that any thread may write it without waiting for the socket."""
 
 
-class Landing:
+class ArrivingPiece:
     """The memory of a piece that is arriving there.
 
     Args:
@@ -53,7 +53,7 @@ class FramedOperation:
         self.direct = direct
         self.all_begun = False
         self.in_flight: dict[int, int] = {}
-        self.landings: dict[int, Landing] = {}
+        self.landings: dict[int, ArrivingPiece] = {}
 
     def begin_piece(self, most_bytes: int) -> tuple[int, int]:
         """Begin the next piece, of *most_bytes* at most; return its name and the bytes that it has in flight."""

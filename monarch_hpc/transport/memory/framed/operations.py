@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.framed.lists import LIST_BYTES, MAX_PIECES, Batch, plan_batches
-from monarch_hpc.transport.memory.framed.operation import FramedOperation, Landing, ListOperation, SpanOperation
+from monarch_hpc.transport.memory.framed.operation import ArrivingPiece, FramedOperation, ListOperation, SpanOperation
 from monarch_hpc.transport.memory.key import Key, host_view
 from monarch_hpc.transport.memory.moves import Move, Moves, join_transfers
 from monarch_hpc.transport.memory.transfer import Transfer
@@ -202,7 +202,7 @@ class Operations:
             operation = self._running.get(head.dest)
             targets = [] if operation is None else operation.land(head.reply, head)
             if operation is not None and targets:
-                operation.landings[head.reply] = Landing(targets, withdraw)
+                operation.landings[head.reply] = ArrivingPiece(targets, withdraw)
         return targets or None
 
     def on_data(self, frame: Frame) -> None:
