@@ -35,7 +35,7 @@ DOORS = {
     "cryptography": {"transport.secure.noise", "transport.tcp.channel"},
     "datafusion": {"telemetry.sql.context"},
     "mpi4py": {"actor.runtime.mpi"},
-    "numpy": {"rdma.arrays", "rdma.trees.arrays", "telemetry.kept.columns"},
+    "numpy": {"rdma.arrays", "rdma.trees.arrays", "telemetry.kept.columns", "telemetry.kept.records"},
     "pyarrow": {"attach.tables.sql", "telemetry.kept", "telemetry.sql", "wire.arrow"},
     "pynvml": {"telemetry.scribe.gpus"},
     "pytest": {"testing.fixtures"},

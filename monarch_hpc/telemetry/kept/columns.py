@@ -1,6 +1,6 @@
 """The rows of records as columns: what `telemetry.history` makes of single records, for millions at a time.
 
-The door to numpy, which only they need: the columns of rows are made in `arrow`.
+With `records` the door to numpy, which only they need: the columns of rows are made in `arrow`.
 """
 
 from __future__ import annotations
@@ -14,28 +14,22 @@ import pyarrow as pa
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.kept.arrow import TIME, schema_of
-from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.names import Name
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["COLUMNS", "KeptProcess", "columns_of", "drop_empty", "round_durations", "split_calls", "unpack_records"]
+__all__ = ["COLUMNS", "KeptProcess", "columns_of", "round_durations"]
 
 _MOST = (1 << 63) - 1
+
+_MOST_ACTORS = 1 << 16
+"""Marks of actors that are looked up: places in their table, which is smaller."""
 
 _DROPPED_BITS = 42
 """Of the 52 bits of a duration's fraction."""
 
 _Columns = dict[str, Callable[[], Any]]
 """The functions that make columns, by name; a question needs a few of them."""
-
-_RECORD = np.dtype(
-    [
-        *(("t", "<u8"), ("kind", "<u2"), ("flags", "<u2"), ("actor", "<u4"), ("name", "<u4"), ("peer", "<u4")),
-        *(("msg", "<u8"), ("bytes", "<u8"), ("dur", "<i8"), ("value", "<u8"), ("seq", "<u8")),
-    ]
-)
-"""As `layout.RECORD`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +56,20 @@ class KeptProcess:
     numbers: Mapping[int, int]
 
 
-def columns_of(table: str, process: KeptProcess, records: bytes, wanted: Collection[str] | None = None) -> pa.Table:
-    """The rows of one of the tables of `COLUMNS` that *records* of a process are.
+def columns_of(table: str, process: KeptProcess, records: Any, wanted: Collection[str] | None = None) -> pa.Table:
+    """The rows of one of the tables of `COLUMNS` that records of a process are.
 
     Args:
+        records: an array, see `records.as_records`.
         wanted: names of the columns that are made; None for all.
     """
-    made = np.frombuffer(records, _RECORD)
-    source = _Source(process, made)
+    source = _Source(process, records)
     values = {**source.first(), **COLUMNS[table][1](source)}
     schema = schema_of(COLUMNS[table][0])
     if wanted is not None:
         schema = pa.schema([field for field in schema if field.name in wanted])
-    arrays = [_cast(values[field.name](), field.type, len(made)) for field in schema]
+    arrays = [_cast(values[field.name](), field.type, len(records)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def split_calls(records: bytes, names: Collection[str]) -> list[tuple[str, bytes]]:
-    """Return the records of the ring of events for some tables: calls that were handled, and calls that were sent."""
-    made = np.frombuffer(records, _RECORD)
-    found = []
-    for name, kind in ((HANDLED.name, RecordKind.HANDLED), (SENDS.name, RecordKind.SENT)):
-        if name in names:
-            chosen = made["kind"] == kind
-            found.append((name, records if chosen.all() else made[chosen].tobytes()))
-    return found
-
-
-def drop_empty(records: bytes) -> bytes:
-    """Return the records of a table that have been written."""
-    made = np.frombuffer(records, _RECORD)
-    written: bytes = made[made["seq"] != 0].tobytes()
-    return written
-
-
-def unpack_records(packed: bytes) -> bytes:
-    """Return the records that `packing.pack_records` made *packed* of."""
-    return np.frombuffer(packed, np.uint8).reshape(layout.RECORD_BYTES, -1).T.tobytes()
 
 
 def round_durations(column: pa.ChunkedArray) -> pa.Array:
@@ -144,10 +115,13 @@ class _Source:
         return pa.array(parts, pa.string()).take(pa.array(np.where(numbers < len(parts), numbers, 0)))
 
     def actor(self, what: Callable[[int], Any], unknown: Any, kind: pa.DataType) -> Any:
-        """Something of the acting actors."""
-        marks, places = np.unique(self.records["actor"], return_inverse=True)
-        values = [what(int(mark)) if int(mark) in self.process.actors else unknown for mark in marks] or [unknown]
-        return pa.array(values, kind).take(pa.array(places.astype(np.int64)))
+        """Something of the acting actors; the last value is for those that are not known."""
+        known = [mark for mark in self.process.actors if mark < _MOST_ACTORS]
+        values = [unknown] * (max(known, default=-1) + 2)
+        for mark in known:
+            values[mark] = what(mark)
+        places = np.minimum(self.records["actor"], len(values) - 1)
+        return pa.array(values, kind).take(pa.array(places))
 
     def actors(self) -> _Columns:
         actors = self.process.actors
@@ -162,10 +136,12 @@ class _Source:
     def took_us(self) -> Any:
         return np.maximum(self.records["dur"], 0) / 1000
 
-    def status(self, good: str = "ok", running: str = "open") -> Any:
+    def status(self, running: str = "open", *, sent: bool = False) -> Any:
+        """How they ended; calls that are *sent* may want no answer."""
         failed = (self.records["flags"] & layout.FAILED) != 0
         chosen = np.where(self.records["dur"] == layout.OPEN, 1, np.where(failed, 2, 0))
-        return pa.array([good, running, "failed"]).take(pa.array(chosen.astype(np.int64)))
+        chosen = np.where(self.records["msg"] == 0, 3, chosen) if sent else chosen
+        return pa.array(["ok", running, "failed", "sent"]).take(pa.array(chosen.astype(np.int8)))
 
 
 def _call(records: Any) -> _Columns:
@@ -203,8 +179,6 @@ def _sends(source: _Source) -> _Columns:
     records = source.records
     is_cast = (records["msg"] & np.uint64(layout.CAST)) != 0
     targets = np.where(is_cast, 0, records["peer"])
-    wants_answer = records["msg"] != 0
-    status = np.where(wants_answer, source.status().to_numpy(zero_copy_only=False), "sent")
     return {
         **source.actors(),
         **_call(records),
@@ -219,7 +193,7 @@ def _sends(source: _Source) -> _Columns:
         "bytes": lambda: source.number("bytes"),
         "took_us": lambda: source.took_us(),
         "awaited": lambda: np.zeros(len(records), bool),
-        "status": lambda: pa.array(status.tolist(), pa.string()),
+        "status": lambda: source.status(sent=True),
     }
 
 

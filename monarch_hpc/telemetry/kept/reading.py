@@ -14,34 +14,37 @@ import pyarrow.parquet as pq
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.kept.arrow import schema_of, table_of_rows
-from monarch_hpc.telemetry.kept.chunks import (
-    CASTS,
-    EVENTS,
-    METRICS,
-    NAMES,
-    RECORDS,
-    ROWS,
-    SENDS,
-    SPANS,
-    TRANSFERS,
-    Heading,
-    parse,
-)
-from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of, drop_empty, split_calls, unpack_records
+from monarch_hpc.telemetry.kept.chunks import NAMES, RECORDS, ROWS, Heading, parse
+from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of
 from monarch_hpc.telemetry.kept.parts import PartFile, list_parts, list_tables, read_part
+from monarch_hpc.telemetry.kept.records import (
+    RecordSource,
+    as_records,
+    by_table,
+    drop_empty,
+    numbers_of,
+    unpack_records,
+)
 from monarch_hpc.telemetry.layout import ACTORS_AT, HEADER, NUM_ACTORS, RECORD, RECORD_BYTES
 from monarch_hpc.telemetry.names import parse_all_names
 from monarch_hpc.telemetry.reading import DecodedRecord, Memory, read_header, read_names
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["ALL_COLUMNS", "PARTS", "Columns", "Kept", "decode_part", "find_kept", "process_of"]
+__all__ = [
+    "ALL_COLUMNS",
+    "PARTS",
+    "Columns",
+    "DecodedRows",
+    "Kept",
+    "decode_part",
+    "decode_rows",
+    "find_kept",
+    "process_of",
+]
 
 PARTS = b"parts"
 """Key in the metadata of a table's file: host and number of the parts that it was made of, as JSON."""
-
-_TABLES = {METRICS: "metrics", SPANS: "spans", TRANSFERS: "transfers", SENDS: "sends", CASTS: "sends"}
-
 
 Columns = Mapping[str, Collection[str]]
 """For tables, the columns that are needed; all of those of others."""
@@ -122,42 +125,63 @@ def _has_columns(name: str, schema: pa.Schema) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DecodedRows:
+    """Rows of one table in a part.
+
+    Args:
+        source: where their records were; None for rows that were kept as such.
+        numbers: those of the records, see `records.numbers_of`; None without.
+    """
+
+    table: str
+    rows: pa.Table
+    source: RecordSource | None = None
+    numbers: Any = None
+
+
 def decode_part(
     part: PartFile, names: Collection[str], columns: Columns = ALL_COLUMNS
 ) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of some tables in a part; raises `FileNotFoundError` if it is gone."""
+    for one in decode_rows(part, names, columns):
+        wanted = columns.get(one.table)
+        is_chosen = one.source is not None or wanted is None
+        yield one.table, one.rows if is_chosen else one.rows.select(_chosen(TABLES[one.table], wanted or ()))
+
+
+def decode_rows(part: PartFile, names: Collection[str], columns: Columns = ALL_COLUMNS) -> Iterator[DecodedRows]:
     """Yield the rows of some tables in a part; raises `FileNotFoundError` if it is gone.
 
     The records of a process come together: a part has a chunk of them for each second or two, and a table, of
     whichever size, costs as much as some thousand rows.
+
+    Args:
+        columns: those that are made of records; rows that were kept as such have all of theirs.
     """
     found = [(heading, contents) for heading, contents, _ in parse(read_part(part.path))]
     processes = {_key(heading): (heading, contents) for heading, contents in found if heading.what == NAMES}
     records_of: dict[tuple[object, ...], tuple[Heading, list[bytes]]] = {}
     for heading, contents in found:
         if heading.what == ROWS and heading.table in names:
-            table = TABLES[heading.table]
             with contextlib.suppress(ValueError):
-                rows = _rows(table, json.loads(contents))
-                wanted = columns.get(heading.table)
-                yield heading.table, rows if wanted is None else rows.select(_chosen(table, wanted))
+                yield DecodedRows(heading.table, _rows(TABLES[heading.table], json.loads(contents)))
         elif heading.what in RECORDS and len(contents) % RECORD_BYTES == 0:
             own = heading.what, *_key(heading), heading.offset_ns, heading.error_us
             records = unpack_records(contents) if part.is_packed else contents
             records_of.setdefault(own, (heading, []))[1].append(records)
     for heading, some in records_of.values():
         process = None
-        for name, records in _by_table(heading.what, b"".join(some), names):
-            if name in names and records:
+        source = RecordSource(*_key(heading), heading.what)
+        for name, records in by_table(heading.what, as_records(b"".join(some)), names):
+            if len(records):
                 process = process or _process(heading, processes.get(_key(heading)))
-                yield name, columns_of(name, process, records, columns.get(name))
+                rows = columns_of(name, process, records, columns.get(name))
+                yield DecodedRows(name, rows, source, numbers_of(records))
 
 
 def _chosen(table: Table[Any], wanted: Collection[str]) -> list[str]:
     return [column.name for column in table.columns if column.name in wanted]
-
-
-def _by_table(what: str, records: bytes, names: Collection[str]) -> Iterable[tuple[str, bytes]]:
-    return split_calls(records, names) if what == EVENTS else [(_TABLES[what], records)]
 
 
 def _key(heading: Heading) -> tuple[str, int, int, int]:

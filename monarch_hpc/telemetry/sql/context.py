@@ -23,7 +23,9 @@ from monarch_hpc.wire.tables.schema import Table
 __all__ = [
     "AnswerTooLong",
     "KeptRows",
+    "RecordRows",
     "RowSet",
+    "columns_named",
     "columns_needed",
     "combine",
     "context_of",
@@ -84,6 +86,30 @@ class RowSet:
     since_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RecordRows:
+    """The rows of a table of records on one host, as Arrow's tables with the columns that are needed, or more.
+
+    Args:
+        rows: each row once.
+        older: rows that were kept as such: of them, those count that are not among *live* by now.
+        files: likewise.
+        live: all rows that are in memory, with the columns that tell them from each other.
+        place: where the files are.
+    """
+
+    rows: Sequence[Any]
+    older: Sequence[Any] = ()
+    files: Sequence[Path] = ()
+    live: Any = None
+    place: KeptRows | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return not (self.older or self.files or any(len(one) for one in self.rows))
+
+
 class AnswerTooLong(Exception):
     """An answer has more than its limit of bytes after so many rows."""
 
@@ -93,7 +119,7 @@ class AnswerTooLong(Exception):
 
 
 _decoded = DecodedParts()
-"""The rows of parts, for the next question of this process."""
+"""The rows of parts of other hosts, and of tables that are not records, for the next question of this process."""
 
 
 def _open_context() -> Any:
@@ -118,8 +144,8 @@ def _register(context: Any, name: str, rows: Any) -> None:
     context.register_record_batches(name, [batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)]])
 
 
-def columns_needed(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
-    """Return the columns that the rows of tables of records must have for some pieces; others have all of them.
+def columns_named(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
+    """Return the columns of tables of records that the texts of some pieces are about, and the time; all of others.
 
     A word in the text of a piece is a column of its tables, or something else.
     """
@@ -130,8 +156,16 @@ def columns_needed(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
         for table in piece.tables:
             known = {column.name for column in sql_tables()[table].columns}
             # By all columns of others than records, live rows are told from kept ones.
-            named = known if is_open or table not in RECORD_TABLES else known.intersection(words)
-            found.setdefault(table, known.intersection((*_KEYS, "host", "t"))).update(named)
+            named = known if is_open or table not in RECORD_TABLES else known.intersection((*words, "t"))
+            found.setdefault(table, set()).update(named)
+    return found
+
+
+def columns_needed(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
+    """Return those columns, and those that tell live rows from kept ones."""
+    found = columns_named(pieces)
+    for table, named in found.items():
+        named.update({column.name for column in sql_tables()[table].columns}.intersection((*_KEYS, "host", "t")))
     return found
 
 
@@ -149,18 +183,46 @@ def context_of(
     """
     context = _open_context()
     asked = [name for name in names if name not in pulled]
-    kept = _read_kept(context, rows, asked, unreadable, columns) if rows.kept else {}
+    kept = _read_kept(context, rows, asked, unreadable, columns) if rows.kept and asked else {}
     for name in names:
         table, live = sql_tables()[name], rows.live.get(name)
         chosen = [one.name for one in table.columns if one.name in columns.get(name, (one.name,))]
         live = (table_of_rows(table, []) if live is None else live).select(chosen)
-        if table.history and rows.since_s and len(live):
-            live = live.filter(pa.compute.greater_equal(live.column("t"), least_time(rows.since_s)))
+        live = _since(table, live, rows.since_s)
         if kept.get(name):
             context.register_view(name, _join(context, table, chosen, live, kept[name]))
         else:
             _register(context, name, live)
     return context
+
+
+def _since(table: Table[Any], rows: Any, since_s: float) -> Any:
+    """Those rows that are of interest."""
+    if not (table.history and since_s and len(rows)):
+        return rows
+    return rows.filter(pa.compute.greater_equal(rows.column("t"), least_time(since_s)))
+
+
+def _register_records(context: Any, name: str, records: RecordRows, columns: Collection[str], since_s: float) -> None:
+    """Make a table of rows that were read already, and of those that the engine reads."""
+    table = sql_tables()[name]
+    chosen = [one.name for one in table.columns if one.name in columns]
+    empty = table_of_rows(table, []).select(chosen)
+    rows = _since(table, pa.concat_tables([empty, *(one.select(chosen) for one in records.rows)]), since_s)
+    if not (records.older or records.files):
+        _register(context, name, rows)
+        return
+    frames = [context.from_arrow(pa.concat_tables(records.older))] if records.older else []
+    for path in records.files:
+        frame = context.read_parquet(str(path))
+        frames.append(frame if records.place is None else records.place.chosen(frame))
+    if since_s:
+        least = datafusion.lit(least_time(since_s))
+        frames = [frame.filter(datafusion.col("t") >= least) for frame in frames]
+    wanted = [*dict.fromkeys((*chosen, *_KEYS))]
+    own = context.from_arrow(records.live.select(_KEYS))
+    older = _union([frame.select(*wanted) for frame in frames]).join(own, on=[*_KEYS], how="anti").select(*chosen)
+    context.register_view(name, older.union(context.from_arrow(rows)))
 
 
 def _read_kept(
@@ -208,10 +270,22 @@ def _union(frames: list[Any]) -> Any:
 # ---- a question over many hosts ----
 
 
-def results_of(pieces: Sequence[QueryPiece], rows: RowSet, unreadable: list[str]) -> list[Any]:
-    """Return the results of the pieces over some rows."""
-    columns = columns_needed(pieces)
-    context = context_of(rows, columns.keys(), unreadable, columns=columns)
+def results_of(
+    pieces: Sequence[QueryPiece],
+    rows: RowSet,
+    unreadable: list[str],
+    records: Mapping[str, RecordRows] | None = None,
+) -> list[Any]:
+    """Return the results of the pieces over some rows.
+
+    Args:
+        records: the rows of tables of one host's records, which are read already; those of others are in *rows*.
+    """
+    records, columns = records or {}, columns_needed(pieces)
+    context = context_of(rows, [name for name in columns if name not in records], unreadable, columns=columns)
+    named = columns_named(pieces)
+    for name, some in records.items():
+        _register_records(context, name, some, named[name], rows.since_s)
     return [_rows(run(context, piece.host)) for piece in pieces]
 
 

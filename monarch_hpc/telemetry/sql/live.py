@@ -1,27 +1,28 @@
-"""The rows of a host that are in the memory of its processes, as Arrow's tables."""
+"""The records of a host that are in the memory of its processes, and their rows as Arrow's tables."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import pyarrow as pa
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.history import read_open
-from monarch_hpc.telemetry.kept.arrow import schema_of, table_of_rows
+from monarch_hpc.telemetry.kept.arrow import table_of_rows
 from monarch_hpc.telemetry.kept.chunks import CASTS, EVENTS, METRICS, SENDS, SPANS, TRANSFERS
-from monarch_hpc.telemetry.kept.columns import COLUMNS, columns_of, split_calls
-from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns, process_of
-from monarch_hpc.telemetry.reading import memory_of, read_header
-from monarch_hpc.telemetry.scribe.drain import Drain
+from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of
+from monarch_hpc.telemetry.kept.reading import Columns, process_of
+from monarch_hpc.telemetry.kept.records import RecordSource, take_records, without
+from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.wire.tables.pieces import sql_tables
 from monarch_hpc.wire.tables.procs import RunProcess
 
-__all__ = ["live_rows"]
+__all__ = ["LiveRecords", "take_live"]
 
-_OF = {METRICS: "metrics", SPANS: "spans", TRANSFERS: "transfers", SENDS: "sends", CASTS: "sends"}
 _PLACES = {
     "handled": {EVENTS},
     "sends": {EVENTS, SENDS, CASTS},
@@ -32,63 +33,79 @@ _PLACES = {
 """The memory that has the records of a table."""
 
 
-def live_rows(
-    names: Collection[str],
-    rows: Mapping[str, list[Any]],
-    procs: Iterable[tuple[ProcPlace, int]],
-    host: str,
-    correction: Correction,
-    columns: Columns = ALL_COLUMNS,
-) -> tuple[dict[str, Any], int]:
-    """Return the rows of some tables, and how many records of them later ones have overwritten.
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """The records of one table in one place of a process."""
+
+    source: RecordSource
+    process: KeptProcess
+    records: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRecords:
+    """The records of some tables in the memory of processes.
+
+    Attributes:
+        taken: those that are complete, by table.
+        open: rows of calls and spans that have not ended, by table.
+        least: for all places of the processes, the least number that a record there has now or later.
+        num_lost: records that later ones have overwritten.
+    """
+
+    taken: dict[str, list[_Taken]] = field(default_factory=dict)
+    open: dict[str, Any] = field(default_factory=dict)
+    least: dict[RecordSource, int] = field(default_factory=dict)
+    num_lost: int = 0
+
+    def rows(self, name: str, columns: Columns, known: Mapping[RecordSource, Sequence[Any]]) -> Any:
+        """Return some columns of the rows of a table.
+
+        Args:
+            known: numbers of records that are left out, see `records.numbers_of`.
+        """
+        wanted = columns.get(name)
+        found = [_chosen(self.open[name], wanted)]
+        for one in self.taken[name]:
+            records = without(one.records, known.get(one.source, ()))
+            if len(records):
+                found.append(columns_of(name, one.process, records, wanted))
+        return pa.concat_tables(found)
+
+
+def take_live(
+    names: Collection[str], procs: Iterable[tuple[ProcPlace, int]], host: str, correction: Correction
+) -> LiveRecords:
+    """Return the records of some tables that are in the memory of processes.
 
     Args:
-        rows: those of tables that are not records, by table.
         procs: the processes of the host, with the descriptor of their memory.
-        columns: those of tables of records that are needed.
     """
-    found: dict[str, list[Any]] = {name: [] for name in names}
-    for name in names:
-        if name not in COLUMNS:
-            found[name].append(_chosen(table_of_rows(sql_tables()[name], rows.get(name, [])), name, columns))
-    asked = [name for name in names if name in COLUMNS]
+    places = set[str]().union(*(_PLACES[name] for name in names))
+    taken: dict[str, list[_Taken]] = {name: [] for name in names}
+    opened: dict[str, list[Sequence[Any]]] = {name: [] for name in names}
+    least: dict[RecordSource, int] = {}
     num_lost = 0
-    for place, fd in procs if asked else ():
-        num_lost += _read(asked, place, fd, host, correction, columns, found)
-    empty = {name: _chosen(schema_of(sql_tables()[name]).empty_table(), name, columns) for name in names}
-    return {name: pa.concat_tables([empty[name], *some]) for name, some in found.items()}, num_lost
+    for place, fd in procs if names else ():
+        memory = memory_of(fd)
+        sources = {what: RecordSource(place.run, place.mesh, place.rank, place.pid, what) for what in places}
+        least.update(dict.fromkeys(sources.values(), 0))
+        found, lost = take_records(memory, places, names)
+        num_lost += lost
+        # After the records: what their numbers stand for is written before.
+        known = process_of(memory, place.run, place.mesh, place.rank, place.pid, host, correction)
+        for one in found:
+            taken[one.table].append(_Taken(sources[one.what], known, one.records))
+            least[sources[one.what]] = one.least
+        process = RunProcess(place.run, place.mesh, place.rank, host, place.pid, "ready", "")
+        for name in names:
+            columns = sql_tables()[name].columns
+            began = read_open(name, memory, process, correction)
+            opened[name] += [[getattr(row, column.name) for column in columns] for row in began]
+    return LiveRecords(
+        taken, {name: table_of_rows(sql_tables()[name], rows) for name, rows in opened.items()}, least, num_lost
+    )
 
 
-def _read(
-    names: list[str],
-    place: ProcPlace,
-    fd: int,
-    host: str,
-    correction: Correction,
-    columns: Columns,
-    found: dict[str, list[Any]],
-) -> int:
-    memory = memory_of(fd)
-    if read_header(memory)[0]:
-        return 0
-    wanted = set().union(*(_PLACES[name] for name in names))
-    process = RunProcess(place.run, place.mesh, place.rank, host, place.pid, "ready", "")
-    known = process_of(memory, place.run, place.mesh, place.rank, place.pid, host, correction)
-    num_lost = 0
-    for taken in Drain(memory, {}).take(last=True, only=wanted):
-        num_lost += taken.num_lost
-        by_table = split_calls(taken.records, names) if taken.what == EVENTS else [(_OF[taken.what], taken.records)]
-        for name, records in by_table:
-            if name in names and records:
-                found[name].append(columns_of(name, known, records, columns.get(name)))
-    for name in names:
-        table = sql_tables()[name]
-        began = read_open(name, memory, process, correction)
-        rows = [[getattr(row, one.name) for one in table.columns] for row in began]
-        found[name].append(_chosen(table_of_rows(table, rows), name, columns))
-    return num_lost
-
-
-def _chosen(rows: Any, name: str, columns: Columns) -> Any:
-    wanted = columns.get(name)
-    return rows if wanted is None else rows.select([one for one in rows.column_names if one in wanted])
+def _chosen(rows: Any, wanted: Collection[str] | None) -> Any:
+    return rows if wanted is None else rows.select([name for name in rows.column_names if name in wanted])

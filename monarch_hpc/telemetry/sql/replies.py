@@ -16,9 +16,9 @@ from monarch_hpc.core.errors import FrameError
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.kept.arrow import table_of_rows
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
-from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, columns_needed, combine, finish, results_of
+from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, combine, finish, results_of
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows, parse, render
-from monarch_hpc.telemetry.sql.live import live_rows
+from monarch_hpc.telemetry.sql.host_part import HostPart
 from monarch_hpc.telemetry.sql.plan import MAX_ROWS
 from monarch_hpc.telemetry.sql.planning import Planner
 from monarch_hpc.telemetry.sql.problems import explain
@@ -38,6 +38,10 @@ from monarch_hpc.wire.tables.pieces import (
 __all__ = ["answer_part", "answer_question", "finish_question", "merge_parts"]
 
 
+_host = HostPart()
+"""What this process keeps of its host for the next question."""
+
+
 def answer_part(asked: AskEngine, begin: BeginLeaf, procs: list[tuple[ProcPlace, int]]) -> AnswerPart:
     """Answer the part of a question that is about this host.
 
@@ -47,14 +51,9 @@ def answer_part(asked: AskEngine, begin: BeginLeaf, procs: list[tuple[ProcPlace,
     question = parse_question(asked.pieces)
     rows = {name: json.loads(text) for name, text in asked.rows.items() if name in sql_tables()}
     correction = Correction(asked.offset_ns, asked.error_us)
-    columns = columns_needed(question.pieces)
-    live, num_lost = live_rows(question.tables, rows, procs, begin.host, correction, columns)
-    kept = []
-    if begin.directory:
-        kept.append(KeptRows(Path(begin.directory), ranks=[begin.rank], hosts={begin.rank: begin.host}))
-        num_lost = asked.dropped
-    unreadable: list[str] = []
-    results = results_of(question.pieces, RowSet(live, kept, question.since_s), unreadable)
+    live = {name: table_of_rows(sql_tables()[name], some) for name, some in rows.items()}
+    results, num_lost = _host.answer(question, live, procs, begin, correction)
+    num_lost = asked.dropped if begin.directory else num_lost
     text, places = fit(results, asked.max_bytes, MAX_ROWS)
     cut = _cut(asked.source, question, places)
     return AnswerPart(text, {}, spans_of([begin.rank]), cut, num_lost)

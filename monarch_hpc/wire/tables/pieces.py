@@ -56,11 +56,13 @@ class QueryPiece:
         host: the text that makes it.
         merge: the text that combines those of several hosts, which are the table ``partial``; empty if they are put
             behind each other. Its result has the same columns.
+        is_divisible: whether *merge* also combines results of parts of the rows of a host.
     """
 
     tables: list[str]
     host: str
     merge: str = ""
+    is_divisible: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of
+from monarch_hpc.telemetry.kept.records import as_records
 from monarch_hpc.telemetry.kept.compact import render
 from monarch_hpc.telemetry.layout import RecordKind
 
@@ -37,7 +38,7 @@ def calls(noise: Any, rank: int) -> Any:
     )
     names = [(), ("endpoint", "actor", "step"), *((),) * 4, *(("proc", f"{one:x}", f"n{one}") for one in range(8))]
     process = KeptProcess("feed", 1, rank, "n1", 70 + rank, f"{rank}", 5, 12.3, names, {1: ("actor", rank)}, {1: 9})
-    return columns_of("handled", process, records)
+    return columns_of("handled", process, as_records(records))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,16 +12,19 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("numpy")
 
+import numpy as np
 import pyarrow as pa
 
 from monarch_hpc.telemetry.kept import decoded
 from monarch_hpc.telemetry.kept.decoded import DecodedParts
 from monarch_hpc.telemetry.kept.parts import PartFile
-from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns
+from monarch_hpc.telemetry.kept.reading import ALL_COLUMNS, Columns, DecodedRows
+from monarch_hpc.telemetry.kept.records import RecordSource
 
 _NUM_ROWS = 1000
 PART = PartFile(Path("0-1.2"), 0, 1, 100, 7, 2)
 SOME: Columns = {"handled": {"pid", "rank"}}
+SOURCE = RecordSource("feed", 0, 1, 70, "events")
 OTHER: Columns = {"handled": {"pid", "mesh"}}
 
 
@@ -30,13 +33,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PartFile, list[str]]]:
     """The parts that are decoded, with the columns of calls, in order."""
     calls: list[tuple[PartFile, list[str]]] = []
 
-    def decode(part: PartFile, names: Collection[str], columns: Columns) -> list[tuple[str, pa.Table]]:
+    def decode(part: PartFile, names: Collection[str], columns: Columns) -> list[DecodedRows]:
         chosen = sorted(columns.get("handled", ()))
         calls.append((part, chosen))
         array = pa.array([part.number] * _NUM_ROWS, pa.int64())
-        return [("handled", pa.table(dict.fromkeys(chosen, array)))] if "handled" in names else []
+        rows = DecodedRows("handled", pa.table(dict.fromkeys(chosen, array)), SOURCE, np.arange(7) + 10 * part.number)
+        return [rows] if "handled" in names else []
 
-    monkeypatch.setattr(decoded, "decode_part", decode)
+    monkeypatch.setattr(decoded, "decode_rows", decode)
     return calls
 
 
@@ -101,3 +105,18 @@ def test_rows_that_a_question_uses_are_kept_before_those_of_earlier_ones(
 def test_a_part_that_is_gone_is_gone(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         [*DecodedParts().rows(replace(PART, path=tmp_path / os.fsdecode(PART.path)), ["handled"], SOME)]
+
+
+def test_numbers_of_records_are_known_as_long_as_a_process_may_have_them(
+    calls: list[tuple[PartFile, list[str]]],
+) -> None:
+    parts, other = DecodedParts(0), replace(PART, number=2)
+    for least, expected in ((10, [[10, 16], [20, 26]]), (16, [[10, 16], [20, 26]]), (17, [[20, 26]]), (27, [])):
+        parts.begin([PART, other], {SOURCE: least})
+        found = [parts.index(part, "handled", SOME).numbers.get(SOURCE, []) for part in (PART, other)]
+        assert [[int(some[0]), int(some[-1])] for numbers in found for some in numbers] == expected
+    assert [part.number for part, _ in calls] == [1, 2], "what is known of a part needs no rows of it"
+    parts.begin([other], {SOURCE: 1})
+    parts.begin([PART, other], {SOURCE: 10})
+    assert parts.index(PART, "handled", SOME).numbers
+    assert [part.number for part, _ in calls] == [1, 2, 1]

@@ -37,7 +37,7 @@ def _calls(seed: int) -> bytes:
 def test_records_are_stored_by_byte_and_read_as_they_were() -> None:
     pytest.importorskip("numpy")
     pytest.importorskip("pyarrow")
-    from monarch_hpc.telemetry.kept.columns import unpack_records
+    from monarch_hpc.telemetry.kept.records import unpack_records
 
     for num in (0, 1, 2, 1000):
         records = random.Random(num).randbytes(num * RECORD_BYTES)

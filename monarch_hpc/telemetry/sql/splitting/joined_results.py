@@ -60,6 +60,7 @@ def _piece(query: ReadQuestion, source: LookupSource, writer: _Writer) -> QueryP
         source.tables,
         f"SELECT {', '.join([*keys, *aggregates.begun])} {rows}" + _groups(by_number),
         f"SELECT {', '.join(merge)} FROM {PARTIAL}" + _groups(names),
+        is_divisible=len(source.own) == 1,
     )
 
 

@@ -203,6 +203,7 @@ def _partial(query: ReadQuestion) -> QueryPlan:
                 [*query.source.tables],
                 f"SELECT {', '.join(host)} FROM {_from(query)}{by_number}",
                 f"SELECT {', '.join(merge)} FROM {PARTIAL}{grouped}",
+                is_divisible=not query.source.is_joined,
             )
         ],
         f"SELECT {named(outputs, query.names)} FROM {PARTIAL}{grouped}{having}{order_by(order)}{limits(query)}",
