@@ -30,6 +30,7 @@ __all__ = [
     "combine",
     "context_of",
     "finish",
+    "has_rows",
     "results_of",
     "run",
     "unparse",
@@ -268,6 +269,12 @@ def _union(frames: list[Any]) -> Any:
 
 
 # ---- a question over many hosts ----
+
+
+def has_rows(some: KeptRows) -> bool:
+    """Whether there may be kept rows of the hosts that are wanted, or files that cannot be read."""
+    kept = find_kept(some.directory)
+    return bool(kept.files or kept.unreadable or any(some.has(part.host) for part in kept.parts))
 
 
 def results_of(

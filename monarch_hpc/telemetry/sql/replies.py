@@ -16,7 +16,7 @@ from monarch_hpc.core.errors import FrameError
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.kept.arrow import table_of_rows
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
-from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, combine, finish, results_of
+from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, combine, finish, has_rows, results_of
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows, parse, render
 from monarch_hpc.telemetry.sql.host_part import HostPart
 from monarch_hpc.telemetry.sql.plan import MAX_ROWS
@@ -88,13 +88,15 @@ def finish_question(asked: AskSql) -> FinishedAnswer:
     """Run the last text of a question."""
     given = parse(GivenRows, asked.given)
     unreadable: list[str] = []
+    on_hosts = {name for piece in given.plan.pieces for name in piece.tables}
     live = {name: table_of_rows(sql_tables()[name], _lists(rows)) for name, rows in given.rows.items()}
     kept = []
     for directory in given.kept:
         hosts = {int(rank): name for rank, name in given.known.get(directory, {}).items()}
         kept.append(KeptRows(Path(directory), without=hosts.keys(), hosts=hosts))
-    own = results_of(given.plan.pieces, RowSet(live, kept, given.since_s), unreadable)
-    parts = [own, *map(unpack, given.parts)]
+    parts = [unpack(text) for text in given.parts]
+    if not parts or any(len(live[name]) for name in on_hosts.intersection(live)) or any(map(has_rows, kept)):
+        parts.append(results_of(given.plan.pieces, RowSet(live, kept, given.since_s), unreadable))
     by_piece = [[part[place] for part in parts] for place in range(len(given.plan.pieces))]
     every = [KeptRows(Path(directory)) for directory in given.kept]
     rows = RowSet(live, every, given.since_s)
