@@ -12,13 +12,12 @@ import threading
 from pathlib import Path
 
 from monarch_hpc.allocation.settings import name_of
-from monarch_hpc.attach.tables.sql import query_allocations
 from monarch_hpc.core.arguments import check_seconds, check_text
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.process.fork import Owned, divert, watch_forks
 from monarch_hpc.core.process.spawn import launch
-from monarch_hpc.mesh.program.query import directory_of
+from monarch_hpc.mesh.program.query import directory_of, query_one
 
 __all__ = ["JobTelemetry", "QueryEngineClient"]
 
@@ -55,7 +54,7 @@ class QueryEngineClient:
         """
         sql = check_text("the query", sql, filled=True)
         timeout_s = _WAIT_S if timeout is None else check_seconds("timeout", timeout)
-        answer = query_allocations([directory_of(self._allocation)], sql, timeout_s)
+        answer = query_one(self._allocation, sql, timeout_s)
         columns = answer.columns
         rows = [dict(zip(columns, row, strict=True)) for row in answer.rows]
         return {"rows": rows, "missing_hosts": answer.missing_hosts}

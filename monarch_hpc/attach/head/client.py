@@ -80,8 +80,20 @@ class HeadClient:
         self._asker: Asker | None = None
         self._is_lost = False
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the channel was opened and has ended: the next question opens another one."""
+        return self._is_lost
+
     def ask(self, question: Message, wanted: type[Message], timeout_s: float) -> Message | None:
         """Ask the head; None if it refuses the question, or cannot be reached in time."""
+        was_open = self._attachment is not None and not self._is_lost
+        answer, lost = self._ask(question, wanted, timeout_s)
+        if lost and was_open:  # the channel may have ended before: another head may have taken its place
+            answer, _ = self._ask(question, wanted, timeout_s)
+        return answer
+
+    def _ask(self, question: Message, wanted: type[Message], timeout_s: float) -> tuple[Message | None, str]:
         if self._engine is None:
             self._engine = Engine()
             self._engine.start()
@@ -98,7 +110,7 @@ class HeadClient:
             is_over = False
         if not is_over or asker.lost:
             self._leave()  # an answer that comes late must not be taken for the next one
-        return asker.answer
+        return asker.answer, asker.lost
 
     def on_channel(self, channel: FrameChannel) -> None:
         """Do nothing: tools do not listen."""

@@ -15,6 +15,7 @@ from typing import Any
 from monarch_hpc.allocation.settings import name_of
 from monarch_hpc.attach.head.client import HeadClient
 from monarch_hpc.attach.head.status import query_status
+from monarch_hpc.attach.tables.kept_questions import KeptQuestions
 from monarch_hpc.attach.tables.overview import read_overview
 from monarch_hpc.attach.tables.rows import query_portions
 from monarch_hpc.attach.tables.sql_engine import SqlEngine, open_engine
@@ -133,7 +134,13 @@ class QueryResult:
 
 
 def query_allocations(
-    directories: Sequence[Path], sql: str, timeout_s: float, since_s: float | None = None, *, partial: bool = False
+    directories: Sequence[Path],
+    sql: str,
+    timeout_s: float,
+    since_s: float | None = None,
+    *,
+    partial: bool = False,
+    kept: KeptQuestions | None = None,
 ) -> QueryResult:
     """Ask all processes of allocations, and answer a question in SQL; what they have kept in files is part of it.
 
@@ -142,12 +149,13 @@ def query_allocations(
             on that of the query itself.
         since_s: only records of the last so many seconds are of interest; None for all that there are.
         partial: answer also if only some of the rows fit that are joined or grouped.
+        kept: what is kept for the next question.
 
     Raises:
         QueryError: the SQL is wrong, or would change something; the query took longer, or too much memory; the rows
             that it is made of do not fit; or the extra is not installed where it would be answered.
     """
-    with open_question(sql, directories, timeout_s) as question:
+    with open_question(sql, directories, timeout_s, kept=kept) as question:
         found = question.collect(timeout_s, since_s)
         if not partial:
             found.check_inputs()
@@ -215,19 +223,27 @@ class SqlQuestion:
 
 @contextlib.contextmanager
 def open_question(
-    sql: str, directories: Iterable[Path], timeout_s: float, ended: Sequence[Path] = ()
+    sql: str,
+    directories: Iterable[Path],
+    timeout_s: float,
+    ended: Sequence[Path] = (),
+    kept: KeptQuestions | None = None,
 ) -> Iterator[SqlQuestion]:
     """Have an engine take a question about allocations, before any host is asked; the block is to ask them.
 
     Args:
         timeout_s: how long the engine may take for that.
+        kept: what is kept for the next question; None for nothing.
 
     Raises:
         QueryError: as for `open_engine`.
     """
     with contextlib.ExitStack() as stack:
-        heads = [stack.enter_context(contextlib.closing(HeadClient(directory))) for directory in directories]
-        yield SqlQuestion(stack.enter_context(open_engine(sql, timeout_s, heads)), heads, ended)
+        if kept is None:
+            heads = [stack.enter_context(contextlib.closing(HeadClient(directory))) for directory in directories]
+        else:
+            heads = [stack.enter_context(kept.head(directory)) for directory in directories]
+        yield SqlQuestion(stack.enter_context(open_engine(sql, timeout_s, heads, kept)), heads, ended)
 
 
 def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:

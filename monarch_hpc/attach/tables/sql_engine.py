@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from monarch_hpc.attach.head.client import HeadClient
+from monarch_hpc.attach.tables.kept_questions import KeptQuestions
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows, TakenQuestion, parse, render
@@ -94,16 +95,24 @@ class SqlEngine:
     Args:
         engines: those that can be asked, the best first.
         timeout_s: how long they may take for that, their start included.
+        kept: what is known of earlier questions.
 
     Attributes:
         taken: the question as it has checked it.
     """
 
-    def __init__(self, engines: Sequence[_Engine], sql: str, timeout_s: float) -> None:
+    def __init__(
+        self, engines: Sequence[_Engine], sql: str, timeout_s: float, kept: KeptQuestions | None = None
+    ) -> None:
         self._engines = [*engines]
         self._sql = sql
-        body = self._ask(AskSql(0, sql, "", "json", timeout_s, _MAX_OWN_BYTES))
-        self.taken = parse(TakenQuestion, body)
+        known = None if kept is None else kept.plan(sql)
+        if known is None:
+            body = self._ask(AskSql(0, sql, "", "json", timeout_s, _MAX_OWN_BYTES))
+            known = parse(TakenQuestion, body)
+            if kept is not None:
+                kept.keep_plan(sql, known)
+        self.taken = known
 
     def plan(self, *, pulled: bool = False) -> QueryPlan:
         """How the question is split over hosts; or how its tables are *pulled*."""
@@ -138,7 +147,9 @@ class SqlEngine:
 
 
 @contextlib.contextmanager
-def open_engine(sql: str, timeout_s: float, heads: Sequence[HeadClient] = ()) -> Iterator[SqlEngine]:
+def open_engine(
+    sql: str, timeout_s: float, heads: Sequence[HeadClient] = (), kept: KeptQuestions | None = None
+) -> Iterator[SqlEngine]:
     """Have an engine take a question, which it checks before any host is asked.
 
     That of the first head's host is asked, if it has one; a child of this process where it has not, and for
@@ -150,6 +161,6 @@ def open_engine(sql: str, timeout_s: float, heads: Sequence[HeadClient] = ()) ->
     """
     own = _OwnEngine()
     try:
-        yield SqlEngine([*(_HeadEngine(head) for head in heads), own], sql, timeout_s)
+        yield SqlEngine([*(_HeadEngine(head) for head in heads), own], sql, timeout_s, kept)
     finally:
         own.close()

@@ -79,6 +79,7 @@ class Controller(Runtime):
         deaths: causes of death of procs, in all allocations.
         tenancies: the program's use of each allocation.
         deadline: their ends, and the program's hooks.
+        resources: what is closed with it.
     """
 
     _one_creates: ClassVar[RLock] = RLock()
@@ -113,7 +114,7 @@ class Controller(Runtime):
                 cls._creating = False
             open_registry(controller)
             open_requests(controller)
-            controller._resources.enter_context(exit_on_faults(controller.abandon))
+            controller.resources.enter_context(exit_on_faults(controller.abandon))
             atexit.register(controller.close_at_exit)
             return controller
 
@@ -139,9 +140,9 @@ class Controller(Runtime):
     def __init__(self, config: Config) -> None:
         engine = Engine()
         engine.on_fault = self._on_fault
-        self._resources = ExitStack()
+        self.resources = ExitStack()
         self._record_fd = make_memory("program")
-        self._resources.callback(os.close, self._record_fd)
+        self.resources.callback(os.close, self._record_fd)
         self._closed = False
         self._printer = Printer(config.logs)
         self.deaths = Deaths(engine.call_later, config.procs.cause_s)
@@ -264,7 +265,7 @@ class Controller(Runtime):
         self._closed = True
         atexit.unregister(self.close_at_exit)
         # Context managers are generators, which would run their clean-up when they are garbage-collected.
-        for resources in (self._resources, *(tenancy.resources for tenancy in self.tenancies.all())):
+        for resources in (self.resources, *(tenancy.resources for tenancy in self.tenancies.all())):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(resources))
 
     def close(self) -> None:
@@ -306,7 +307,7 @@ class Controller(Runtime):
         self._notebook.close()
         self._printer.close()
         self.tenancies.release_all()
-        self._resources.close()
+        self.resources.close()
         self.engine.close()
         self.recorder.close()
         Takes.forget()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from _thread import allocate_lock
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
+from monarch_hpc.attach.tables.kept_questions import KeptQuestions
 from monarch_hpc.attach.tables.sql import QueryResult, query_allocations
 from monarch_hpc.core.arguments import check_seconds, check_text
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.mesh.program.controller import Controller
 
-__all__ = ["directory_of", "query"]
+__all__ = ["directory_of", "query", "query_one"]
 
 _WAIT_S = 10.0
+
+_of: WeakKeyDictionary[Controller, KeptQuestions] = WeakKeyDictionary()
+_lock = allocate_lock()
 
 
 def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S, partial: bool = False) -> QueryResult:
@@ -34,8 +40,30 @@ def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S,
     sql = check_text("the query", sql, filled=True)
     timeout_s = check_seconds("timeout_s", timeout_s)
     since_s = None if since_s is None else check_seconds("since_s", since_s)
-    directories = [tenancy.directory for tenancy in Controller.instance().tenancies.all()]
-    return query_allocations(directories, sql, timeout_s, since_s, partial=partial)
+    controller = Controller.instance()
+    directories = [tenancy.directory for tenancy in controller.tenancies.all()]
+    return query_allocations(directories, sql, timeout_s, since_s, partial=partial, kept=_kept(controller))
+
+
+def query_one(allocation: str, sql: str, timeout_s: float) -> QueryResult:
+    """Ask the processes of one of these allocations.
+
+    Raises:
+        AllocationError: the program does not use it, or not any more.
+        QueryError, RuntimeError: as for `query`.
+    """
+    kept = _kept(Controller.instance())
+    return query_allocations([directory_of(allocation)], sql, timeout_s, kept=kept)
+
+
+def _kept(controller: Controller) -> KeptQuestions:
+    """What a program keeps between its questions, as long as its controller is open."""
+    with _lock:
+        kept = _of.get(controller)
+        if kept is None:
+            kept = _of[controller] = KeptQuestions()
+            controller.resources.callback(kept.close)
+        return kept
 
 
 def directory_of(allocation: str) -> Path:

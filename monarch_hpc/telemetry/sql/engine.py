@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import re
 import resource
 import select
 import signal
@@ -27,6 +26,7 @@ from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.sql.plan import is_lasting
 from monarch_hpc.telemetry.sql.unanswered import EngineQuestion, unanswered
 from monarch_hpc.telemetry.sql.workers import QuestionWorkers
 from monarch_hpc.wire.control.message import Message
@@ -44,9 +44,6 @@ _MAX_MEMORY_BYTES = 8 << 30
 
 _KEEP_PLANS = 256
 """Plans that are kept: of a few kB each."""
-
-_VOLATILE = re.compile("now|current|today|random|uuid", re.IGNORECASE)
-"""Words of questions whose plans hold for the moment only: their optimizer has put the time in."""
 
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -126,7 +123,7 @@ class EngineProcess:
 
     def _keep_plan(self, question: EngineQuestion, body: bytes) -> None:
         """Keep the plan of a question, which dashboards and scripts ask again."""
-        if isinstance(question, AskSql) and not question.given and not _VOLATILE.search(question.sql):
+        if isinstance(question, AskSql) and not question.given and is_lasting(question.sql):
             answer = decode(body)
             if isinstance(answer, SqlAnswer) and answer.body:
                 self._plans[question.sql] = answer

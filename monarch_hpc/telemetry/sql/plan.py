@@ -7,9 +7,12 @@ import re
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.tables.pieces import QueryPiece, sql_tables
 
-__all__ = ["MAX_ROWS", "PARTIAL", "QueryPlan", "tables_of"]
+__all__ = ["MAX_ROWS", "PARTIAL", "QueryPlan", "is_lasting", "tables_of"]
 
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_VOLATILE = re.compile("now|current|today|random|uuid", re.IGNORECASE)
+"""Words of questions whose plans hold for the moment only: their optimizer has put the time in."""
 
 PARTIAL = "partial"
 """The name of a piece in the texts that combine it."""
@@ -41,3 +44,8 @@ def tables_of(sql: str) -> list[str]:
     """Return the tables that a question may be about."""
     words = {word.lower() for word in _NAMES.findall(sql)}
     return [name for name in sql_tables() if name in words]
+
+
+def is_lasting(sql: str) -> bool:
+    """Whether the plan of a question holds for later, too."""
+    return _VOLATILE.search(sql) is None

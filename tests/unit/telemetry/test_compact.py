@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of
-from monarch_hpc.telemetry.kept.records import as_records
 from monarch_hpc.telemetry.kept.compact import render
+from monarch_hpc.telemetry.kept.records import as_records
 from monarch_hpc.telemetry.layout import RecordKind
 
 _NUM_PROCS, _NUM_CALLS = 4, 5000
