@@ -228,22 +228,25 @@ def read_open(table: str, memory: Memory, process: RunProcess, correction: Corre
     """Yield the rows of calls and spans that have not ended, of one of the tables of `HISTORY`."""
     if read_header(memory)[0] or table not in (HANDLED.name, SENDS.name, SPANS.name):
         return
-    source = _source(memory, process, correction)
     if table == HANDLED.name:
-        for record in read_table(memory, layout.RUNNING_AT, layout.NUM_RUNNING):
-            if record.kind == RecordKind.HANDLED and record.dur == OPEN:
-                yield _handled(source, record)
+        running = read_table(memory, layout.RUNNING_AT, layout.NUM_RUNNING)
+        found = [record for record in running if record.kind == RecordKind.HANDLED and record.dur == OPEN]
     elif table == SPANS.name:
-        for record in _open_places(memory, layout.SPANS):
-            yield _span(source, record)
+        found = [*_open_places(memory, layout.SPANS)]
     else:
         records = {record.msg: record for record in _open_places(memory, _SENT)}
         old = read_table(memory, layout.OLD_AT, layout.NUM_OLD)
         records |= {record.msg: record for record in old if record.dur == OPEN}
         found = [record for number, record in sorted(records.items()) if record.kind == RecordKind.SENT]
+    if not found:
+        return
+    source = _source(memory, process, correction)
+    if table == SENDS.name:
         awaited = _awaited(read_waits(memory), found)
-        for record in found:
-            yield _send(source, record, awaited)
+        yield from (_send(source, record, awaited) for record in found)
+    else:
+        row = _handled if table == HANDLED.name else _span
+        yield from (row(source, record) for record in found)
 
 
 def rows_of(

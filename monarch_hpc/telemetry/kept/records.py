@@ -6,7 +6,8 @@ that are new; a question wants all that are there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from monarch_hpc.telemetry.reading import Memory, read_header, read_u64
 from monarch_hpc.wire.tables import history
 
 __all__ = [
+    "NO_NUMBERS",
     "RecordSource",
     "TakenRecords",
     "as_records",
@@ -45,6 +47,14 @@ _BITS = {SENDS: 0, CASTS: CAST}
 
 _TABLES = {METRICS: "metrics", SPANS: "spans", TRANSFERS: "transfers", SENDS: "sends", CASTS: "sends"}
 """The tables of records, by where these are; events are of two."""
+_OF_EVENTS = {"handled", "sends"}
+
+
+_LASTING = {EVENTS, METRICS, TRANSFERS}
+"""Rings whose records are written once: spans end, and calls are answered, where they have begun."""
+
+NO_NUMBERS: Any = np.array([], np.uint64)
+"""No numbers of records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +80,21 @@ class TakenRecords:
         what: where they are, see `chunks`.
         records: an array.
         least: all that were written later have larger numbers.
+        end: the number behind that of the last record that was looked at.
+        damaged: numbers of records that something has overwritten.
     """
 
     table: str
     what: str
     records: Any
     least: int
+    end: int
+    damaged: Any
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether records stay as they are, so that `take_records` can go on where these end."""
+        return self.what in _LASTING
 
 
 def as_records(data: bytes) -> Any:
@@ -128,7 +147,12 @@ def without(records: Any, numbers: Sequence[Any]) -> Any:
 # ---- in the memory of a process ----
 
 
-def take_records(memory: Memory, places: Collection[str], names: Collection[str]) -> tuple[list[TakenRecords], int]:
+def take_records(
+    memory: Memory,
+    places: Collection[str],
+    names: Collection[str],
+    before: Mapping[tuple[str, str], TakenRecords] | None = None,
+) -> tuple[list[TakenRecords], int]:
     """Return the complete records of some tables, and the number of those that later ones have overwritten.
 
     They are those that a `scribe.drain.Drain` takes that has taken none before.
@@ -136,51 +160,75 @@ def take_records(memory: Memory, places: Collection[str], names: Collection[str]
     Args:
         places: where they are, see `chunks`.
         names: the tables.
+        before: by table and place, what was taken earlier and is lasting, maybe without some of its records: only
+            later ones are read, and what was left out is left out again.
     """
     if read_header(memory)[0]:
         return [], 0
     found, num_lost = [], 0
-    parts = [part for what in _RINGS if what in places for part in _take_ring(memory, what)]
-    if SENDS in places or CASTS in places:
-        parts += _take_sent(memory)
-    for what, records, least, lost in parts:
+    for what in (what for what in _RINGS if what in places):
+        tables = [name for name in names if name in (_OF_EVENTS if what == EVENTS else (_TABLES[what],))]
+        known = [(before or {}).get((name, what)) for name in tables]
+        if not any(known):
+            taken = _take_ring(memory, what)
+            num_lost += 0 if taken is None else taken.least - 1 + len(taken.damaged)
+            some = [] if taken is None else by_table(what, taken.records, tables)
+            found += [replace(taken, table=name, records=records) for name, records in some if taken is not None]
+            continue
+        lost = 0
+        for name, one in zip(tables, known, strict=True):
+            taken = _take_ring(memory, what, one)
+            if taken is not None:
+                ((_, records),) = by_table(what, taken.records, [name])
+                found.append(replace(taken, table=name, records=records))
+                lost = taken.least - 1 + len(taken.damaged)
         num_lost += lost
-        found += [TakenRecords(name, what, some, least) for name, some in by_table(what, records, names)]
+    for one, lost in _take_sent(memory) if SENDS in places or CASTS in places else ():
+        num_lost += lost
+        found += [one] if one.table in names else []
     return found, num_lost
 
 
-def _take_ring(memory: Memory, what: str) -> Iterator[tuple[str, Any, int, int]]:
+def _take_ring(memory: Memory, what: str, before: TakenRecords | None = None) -> TakenRecords | None:
     ring = _RINGS[what]
     written = read_u64(memory, ring.cursor_at)
     if not written:
-        return
-    first = max(written - ring.num, 0) + 1
-    start, num = first & (ring.num - 1), written - first + 1
-    head = min(num, ring.num - start)
-    data = memory(ring.at + start * RECORD_BYTES, head * RECORD_BYTES)
-    if head < num:
-        data += memory(ring.at, (num - head) * RECORD_BYTES)
+        return None
+    least = max(written - ring.num, 0) + 1
+    first = least if before is None else max(least, before.end)
+    data = b""
+    if first <= written:
+        start, num = first & (ring.num - 1), written - first + 1
+        head = min(num, ring.num - start)
+        data = memory(ring.at + start * RECORD_BYTES, head * RECORD_BYTES)
+        if head < num:
+            data += memory(ring.at, (num - head) * RECORD_BYTES)
     # Those that were overwritten meanwhile; the next number may be on its way.
-    oldest = max(read_u64(memory, ring.cursor_at) + 2 - ring.num, first)
-    records = as_records(data)[oldest - first :]
+    least = max(read_u64(memory, ring.cursor_at) + 2 - ring.num, least)
+    begin = max(first, least)
+    records = as_records(data)[begin - first :]
     numbers = records["seq"]
-    expected = np.arange(oldest, oldest + len(records), dtype=np.uint64)
-    is_whole = numbers == expected
-    num_lost = oldest - 1
+    end, damaged = begin + len(records), NO_NUMBERS
+    is_whole = numbers == np.arange(begin, end, dtype=np.uint64)
     if not is_whole.all():
         # A thread has taken a number and is about to write the record; or it was killed there.
         unwritten = np.flatnonzero(~is_whole & (numbers == 0))
-        end = int(unwritten[0]) if len(unwritten) else len(records)
-        num_lost += end - int(is_whole[:end].sum())
-        records, is_whole = records[:end], is_whole[:end]
+        end = begin + int(unwritten[0]) if len(unwritten) else end
+        records, is_whole = records[: end - begin], is_whole[: end - begin]
+        damaged = (np.flatnonzero(~is_whole) + begin).astype(np.uint64)
     if what == SPANS:
         is_whole &= records["dur"] != OPEN
     elif what == EVENTS:
         is_whole &= (records["kind"] == RecordKind.HANDLED) | (records["kind"] == RecordKind.SENT)
-    yield what, records if is_whole.all() else records[is_whole], oldest, num_lost
+    records = records if is_whole.all() else records[is_whole]
+    if before is not None:
+        kept = before.records[before.records["seq"] >= least]
+        records = np.concatenate([kept, records]) if len(kept) else records
+        damaged = np.concatenate([before.damaged[before.damaged >= least], damaged])
+    return TakenRecords("", what, records, least, end, damaged)
 
 
-def _take_sent(memory: Memory) -> Iterator[tuple[str, Any, int, int]]:
+def _take_sent(memory: Memory) -> Iterator[tuple[TakenRecords, int]]:
     num = layout.NUM_SENT
     table = as_records(memory(layout.SENT_AT, num * RECORD_BYTES))
     old = as_records(memory(layout.OLD_AT, layout.NUM_OLD * RECORD_BYTES))
@@ -196,5 +244,5 @@ def _take_sent(memory: Memory) -> Iterator[tuple[str, Any, int, int]]:
         moved = old[((old["seq"] & np.uint64(CAST)) == bit) & (old["seq"] > first) & (old["seq"] <= last)]
         if len(moved):
             records = np.concatenate([records, without(moved, [records["seq"]])])
-        num_lost = last - bit - len(records)
-        yield what, records[records["dur"] != OPEN], first + 1, num_lost
+        taken = TakenRecords(_TABLES[what], what, records[records["dur"] != OPEN], first + 1, last + 1, NO_NUMBERS)
+        yield taken, last - bit - len(records)

@@ -15,7 +15,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.kept.decoded import DecodedParts
-from monarch_hpc.telemetry.kept.parts import PartFile
+from monarch_hpc.telemetry.kept.parts import PartFile, list_parts
 from monarch_hpc.telemetry.kept.reading import Columns, Kept, find_kept
 from monarch_hpc.telemetry.kept.records import RecordSource
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
@@ -28,7 +28,7 @@ from monarch_hpc.telemetry.sql.context import (
     combine,
     results_of,
 )
-from monarch_hpc.telemetry.sql.live import LiveRecords, take_live
+from monarch_hpc.telemetry.sql.live import LiveReader, LiveRecords
 from monarch_hpc.wire.control.scribe import BeginLeaf
 from monarch_hpc.wire.tables.pieces import RECORD_TABLES, HostQuestion, QueryPiece
 
@@ -55,6 +55,8 @@ class HostPart:
     def __init__(self) -> None:
         self._decoded = DecodedParts()
         self._results: Recent[str, _PartResult] = Recent(_KEEP_RESULTS)
+        self._reader = LiveReader()
+        self._parts: set[PartFile] = set()
 
     def answer(
         self,
@@ -71,10 +73,15 @@ class HostPart:
             procs: the processes of the host, with the descriptor of their memory.
         """
         names = [name for name in question.tables if name in RECORD_TABLES]
+        if not self._parts.issubset(list_parts(Path(begin.directory)) if self._parts else ()):
+            self._parts.clear()
+            self._reader.forget()  # the records of a part that is gone may still be in memory
         # Before the files: what is in neither has been lost in between.
-        live = take_live(names, procs, begin.host, correction)
+        live = self._reader.take(names, procs, begin.host, correction)
         kept = find_kept(Path(begin.directory)) if begin.directory else Kept([], {}, [])
         own = _OwnFiles(self._decoded, kept, begin, live, question)
+        self._reader.keep(live, own.known)
+        self._parts.update(*own.parts.values())
         rest = RowSet(rows, own.of_others, question.since_s)
         results = []
         for piece in question.pieces:
@@ -111,6 +118,7 @@ class _OwnFiles:
 
     Attributes:
         parts: for each table, the parts of the host that have its records.
+        known: for each table, the numbers of records in these that may be in memory, too.
         of_others: where the rows of tables that are not records are kept.
     """
 
@@ -126,12 +134,12 @@ class _OwnFiles:
         self.of_others = [self._place] if begin.directory else []
         own = [part for part in kept.parts if part.host == begin.rank]
         self.parts: dict[str, list[PartFile]] = {}
-        self._known: dict[str, dict[RecordSource, list[Any]]] = {}
+        self.known: dict[str, dict[RecordSource, list[Any]]] = {}
         self._as_such: dict[str, list[Any]] = {}
         decoded.begin(own, live.least)
         for name in live.taken:
             self.parts[name] = []
-            known = self._known[name] = {}
+            known = self.known[name] = {}
             as_such = self._as_such[name] = []
             for part in own:
                 if not kept.tables_of(part, [name]):
@@ -157,7 +165,7 @@ class _OwnFiles:
         records = [rows for part in parts for rows in self.records(name, part)]
         older, files = self._as_such[name], [*self._kept.files.get(name, {})]
         columns = self._needed if older or files else self._named
-        live = self._live.rows(name, columns, self._known[name])
+        live = self._live.rows(name, columns, self.known[name])
         # Calls that were open then; those of them that are in memory may have ended.
         every = self._live.rows(name, self._needed, {}) if older else live
         return RecordRows([*records, live], older, files, every, self._place)

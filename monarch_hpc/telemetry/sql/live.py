@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,13 +16,13 @@ from monarch_hpc.telemetry.kept.arrow import table_of_rows
 from monarch_hpc.telemetry.kept.chunks import CASTS, EVENTS, METRICS, SENDS, SPANS, TRANSFERS
 from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of
 from monarch_hpc.telemetry.kept.reading import Columns, process_of
-from monarch_hpc.telemetry.kept.records import RecordSource, take_records, without
+from monarch_hpc.telemetry.kept.records import RecordSource, TakenRecords, take_records, without
 from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.wire.tables.pieces import sql_tables
 from monarch_hpc.wire.tables.procs import RunProcess
 
-__all__ = ["LiveRecords", "take_live"]
+__all__ = ["LiveReader", "LiveRecords"]
 
 _PLACES = {
     "handled": {EVENTS},
@@ -33,13 +34,21 @@ _PLACES = {
 """The memory that has the records of a table."""
 
 
+_MAX_BYTES = 16 << 20
+"""Limit on the memory of records that are not read again: those that no part has yet, of some ten busy procs."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """The records of one table in one place of a process."""
+    """The records of one table in one place of a process.
+
+    Args:
+        process: reads what their numbers stand for.
+    """
 
     source: RecordSource
-    process: KeptProcess
-    records: Any
+    process: Callable[[], KeptProcess]
+    records: TakenRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +76,76 @@ class LiveRecords:
         wanted = columns.get(name)
         found = [_chosen(self.open[name], wanted)]
         for one in self.taken[name]:
-            records = without(one.records, known.get(one.source, ()))
+            records = without(one.records.records, known.get(one.source, ()))
             if len(records):
-                found.append(columns_of(name, one.process, records, wanted))
+                found.append(columns_of(name, one.process(), records, wanted))
         return pa.concat_tables(found)
 
 
-def take_live(
-    names: Collection[str], procs: Iterable[tuple[ProcPlace, int]], host: str, correction: Correction
-) -> LiveRecords:
-    """Return the records of some tables that are in the memory of processes.
+class LiveReader:
+    """Reads the records in the memory of the processes of a host for one question after the other."""
 
-    Args:
-        procs: the processes of the host, with the descriptor of their memory.
-    """
-    places = set[str]().union(*(_PLACES[name] for name in names))
-    taken: dict[str, list[_Taken]] = {name: [] for name in names}
-    opened: dict[str, list[Sequence[Any]]] = {name: [] for name in names}
-    least: dict[RecordSource, int] = {}
-    num_lost = 0
-    for place, fd in procs if names else ():
-        memory = memory_of(fd)
-        sources = {what: RecordSource(place.run, place.mesh, place.rank, place.pid, what) for what in places}
-        least.update(dict.fromkeys(sources.values(), 0))
-        found, lost = take_records(memory, places, names)
-        num_lost += lost
-        # After the records: what their numbers stand for is written before.
-        known = process_of(memory, place.run, place.mesh, place.rank, place.pid, host, correction)
-        for one in found:
-            taken[one.table].append(_Taken(sources[one.what], known, one.records))
-            least[sources[one.what]] = one.least
-        process = RunProcess(place.run, place.mesh, place.rank, host, place.pid, "ready", "")
-        for name in names:
-            columns = sql_tables()[name].columns
-            began = read_open(name, memory, process, correction)
-            opened[name] += [[getattr(row, column.name) for column in columns] for row in began]
-    return LiveRecords(
-        taken, {name: table_of_rows(sql_tables()[name], rows) for name, rows in opened.items()}, least, num_lost
-    )
+    def __init__(self) -> None:
+        self._before: dict[tuple[RecordSource, str], TakenRecords] = {}
+
+    def take(
+        self,
+        names: Collection[str],
+        procs: Iterable[tuple[ProcPlace, int]],
+        host: str,
+        correction: Correction,
+    ) -> LiveRecords:
+        """Return the records of some tables that are in the memory of processes.
+
+        Args:
+            procs: the processes of the host, with the descriptor of their memory.
+        """
+        places = set[str]().union(*(_PLACES[name] for name in names))
+        taken: dict[str, list[_Taken]] = {name: [] for name in names}
+        opened: dict[str, list[Sequence[Any]]] = {name: [] for name in names}
+        least: dict[RecordSource, int] = {}
+        num_lost = 0
+        for place, fd in procs if names else ():
+            memory = memory_of(fd)
+            sources = {what: RecordSource(place.run, place.mesh, place.rank, place.pid, what) for what in places}
+            least.update(dict.fromkeys(sources.values(), 0))
+            keys = {(name, what): (source, name) for what, source in sources.items() for name in names}
+            before = {place: self._before[key] for place, key in keys.items() if key in self._before}
+            found, lost = take_records(memory, places, names, before)
+            num_lost += lost
+            for one in found:
+                # Later than the records: what their numbers stand for is written before.
+                process = partial(process_of, memory, place.run, place.mesh, place.rank, place.pid, host, correction)
+                taken[one.table].append(_Taken(sources[one.what], process, one))
+                least[sources[one.what]] = one.least
+            process_row = RunProcess(place.run, place.mesh, place.rank, host, place.pid, "ready", "")
+            for name in names:
+                columns = sql_tables()[name].columns
+                began = read_open(name, memory, process_row, correction)
+                opened[name] += [[getattr(row, column.name) for column in columns] for row in began]
+        rows = {name: table_of_rows(sql_tables()[name], some) for name, some in opened.items()}
+        return LiveRecords(taken, rows, least, num_lost)
+
+    def keep(self, live: LiveRecords, known: Mapping[str, Mapping[RecordSource, Sequence[Any]]]) -> None:
+        """Have the next question read only what is new.
+
+        Args:
+            live: what was taken now.
+            known: for each of its tables, numbers of records that are not wanted again, see `forget`.
+        """
+        num_bytes = sum(one.records.nbytes for (_, name), one in self._before.items() if name not in live.taken)
+        self._before = {key: one for key, one in self._before.items() if key[1] not in live.taken}
+        for name, some in live.taken.items():
+            for one in some:
+                records = without(one.records.records, known[name].get(one.source, ()))
+                num_bytes += records.nbytes
+                if one.records.is_lasting and num_bytes <= _MAX_BYTES:
+                    # A copy is no part of what was read with others.
+                    self._before[one.source, name] = replace(one.records, records=records.copy())
+
+    def forget(self) -> None:
+        """Have the next question read everything: those are wanted again that were not."""
+        self._before.clear()
 
 
 def _chosen(rows: Any, wanted: Collection[str] | None) -> Any:
