@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from monarch_hpc.agent.head.last_text import given_results, whole_parts, with_answer
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.request_checks import problem_of_question
@@ -55,13 +56,14 @@ class HeadQuestions:
         self._later = later
         self._max_answer_bytes = max_answer_bytes
         self._open: OpenQuestions[Link] = OpenQuestions(later, max_answer_bytes)
-        self._solving: dict[int, tuple[Link, AskSql]] = {}
+        self._solving: dict[int, tuple[Link, Callable[[SqlAnswer], None]]] = {}
         self._tickets = itertools.count(1)
 
     def ask(self, requester: Link, question: Ask | AskSql) -> None:
         """Ask all hosts and programs, or the engine of this host; or refuse the question."""
         if isinstance(question, AskSql):
-            self._solve(requester, question)
+            ticket = question.ticket
+            self._solve(requester, question, lambda answer: requester.send(replace(answer, ticket=ticket)))
             return
         problem = problem_of_question(question) or self._open.problem
         if problem:
@@ -85,7 +87,7 @@ class HeadQuestions:
             [] if question.pieces else [one for peers in self._run_peers.values() for one in peers.observed(question)],
             [f"host {slot.entry.name}" for rank, slot in slots.items() if rank not in on_tree],
             asked,
-            lambda answer: requester.send(answer.rows(question.ticket)),
+            lambda answer: self._answered(requester, question, answer.rows(question.ticket)),
         )
         table, where, timeout_s = question.table, question.where, min(question.timeout_s, MAX_WAIT_S)
         pieces, parts = question.pieces, question.parts
@@ -114,21 +116,40 @@ class HeadQuestions:
             if requester is link:
                 del self._solving[ticket]
 
-    def _solve(self, requester: Link, question: AskSql) -> None:
+    def _answered(self, requester: Link, question: Ask, rows: Rows) -> None:
+        """Pass an answer on, with that of the last text if all hosts have answered."""
+        parts = [] if rows.missing or rows.left_out else whole_parts(rows)
+        if not question.last or not parts:
+            requester.send(rows)
+            return
+        (last,) = question.last
+        names = {slot.entry.rank: slot.entry.name for slot in self._state.roster.all()}
+
+        def solved(answer: SqlAnswer) -> None:
+            if answer.absent:
+                requester.send(rows)
+            else:
+                requester.send(with_answer(rows, parts, answer))
+
+        given = given_results(last.given, parts, names)
+        solvable = AskSql(0, last.sql, given, last.form, question.timeout_s, self._max_answer_bytes)
+        self._solve(requester, solvable, solved)
+
+    def _solve(self, requester: Link, question: AskSql, reply: Callable[[SqlAnswer], None]) -> None:
         slots = {slot.entry.rank: slot for slot in self._state.roster.all()}
         root = slots[self._state.rank].peer if self._state.rank in slots else None
         if root is None or len(self._solving) >= MAX_IN_FLIGHT:
             problem = "is gone" if root is None else f"answers {MAX_IN_FLIGHT} queries already"
-            requester.send(SqlAnswer(question.ticket, absent=f"the agent of the head's host {problem}"))
+            reply(SqlAnswer(question.ticket, absent=f"the agent of the head's host {problem}"))
             return
         ticket, timeout_s = next(self._tickets), min(max(question.timeout_s, 0.0), _MAX_SOLVE_S)
-        self._solving[ticket] = requester, question
+        self._solving[ticket] = requester, reply
         max_bytes = min(question.max_bytes, self._max_answer_bytes)
         self._later(timeout_s + _GRACE_S, partial(self._solved, SqlAnswer(ticket, absent=_LATE)))
         own = replace(question, ticket=ticket, timeout_s=timeout_s, max_bytes=max_bytes)
         self._peers.links[root].send(own)
 
     def _solved(self, answer: SqlAnswer) -> None:
-        requester, question = self._solving.pop(answer.ticket, (None, None))
-        if requester is not None and question is not None:
-            requester.send(replace(answer, ticket=question.ticket))
+        _, reply = self._solving.pop(answer.ticket, (None, None))
+        if reply is not None:
+            reply(answer)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from monarch_hpc.attach.head.client import HeadClient, ask
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.wire.control.questions import Ask, Rows
+from monarch_hpc.wire.control.questions import Ask, LastText, Rows
 from monarch_hpc.wire.tables.schema import Table
 
 __all__ = ["TableAnswer", "query_portions", "query_rows"]
@@ -64,13 +64,16 @@ def query_portions(
     where: Mapping[str, object] | None = None,
     pieces: str = "",
     parts: Iterable[str] = (),
+    last: LastText | None = None,
 ) -> Rows | None:
     """Return the answer for `query_rows` as it came, with rows as text; None if the head cannot be reached in time.
 
     Args:
         pieces: a question in SQL that hosts answer, see `wire.tables.pieces`.
         parts: the parts of rows that are wanted, see `Ask`.
+        last: what the head runs on the results of all hosts; it has the same time.
     """
-    question = Ask(0, table, dict(where or {}), timeout_s, pieces=pieces, parts=[*parts])
-    answer, _, _ = ask(head, question, Rows, timeout_s + _DIAL_S)
+    lasts = [] if last is None else [last]
+    question = Ask(0, table, dict(where or {}), timeout_s, pieces=pieces, parts=[*parts], last=lasts)
+    answer, _, _ = ask(head, question, Rows, timeout_s * (1 + len(lasts)) + _DIAL_S)
     return answer if isinstance(answer, Rows) else None

@@ -22,9 +22,9 @@ from monarch_hpc.attach.tables.sql_engine import SqlEngine, open_engine
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import QueryError
 from monarch_hpc.telemetry.kept.parts import KEPT, names_of_hosts
-from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows
+from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows, parse, render
 from monarch_hpc.telemetry.sql.plan import MAX_ROWS, QueryPlan
-from monarch_hpc.wire.control.questions import Rows
+from monarch_hpc.wire.control.questions import LastText, Rows
 from monarch_hpc.wire.tables.overview import OVERVIEW
 from monarch_hpc.wire.tables.pieces import HostQuestion, parse_part, sql_tables
 
@@ -47,6 +47,7 @@ class Collected:
             and the tables of these records.
         cut_inputs: those of them whose rows are joined, grouped or counted: an answer would be wrong, not only shorter.
         dropped: records that were overwritten in the memory of processes, and are not in files.
+        finished: the answer, if the head has had it made.
     """
 
     plan: QueryPlan
@@ -59,6 +60,7 @@ class Collected:
     cut: list[str] = field(default_factory=list)
     cut_inputs: list[str] = field(default_factory=list)
     dropped: int = 0
+    finished: FinishedAnswer | None = None
 
     def check_inputs(self) -> None:
         """Raise `QueryError` if the answer would be wrong, because only some of the rows fit that it is made of."""
@@ -156,7 +158,7 @@ def query_allocations(
             that it is made of do not fit; or the extra is not installed where it would be answered.
     """
     with open_question(sql, directories, timeout_s, kept=kept) as question:
-        found = question.collect(timeout_s, since_s)
+        found = question.collect(timeout_s, since_s, "arrow")
         if not partial:
             found.check_inputs()
         return QueryResult(question.finish(found, "arrow", timeout_s), found)
@@ -175,21 +177,25 @@ class SqlQuestion:
     heads: Sequence[HeadClient]
     ended: Sequence[Path] = ()
 
-    def collect(self, timeout_s: float, since_s: float | None = None) -> Collected:
+    def collect(self, timeout_s: float, since_s: float | None = None, form: str = "") -> Collected:
         """Have all hosts answer their part, and ask for the rows that they do not have.
 
         Args:
             since_s: only records of the last so many seconds are of interest.
+            form: format in which `finish` will return the answer, if that is known.
+
+        Raises:
+            QueryError: the query takes longer, or too much memory.
         """
         found = Collected(plan=self.engine.plan())
         for pulled in (False, True):
             least_s = 0.0 if since_s is None else time.time() - since_s
             found = Collected(plan=self.engine.plan(pulled=pulled), since_s=least_s)
-            if self._collect(found, timeout_s):
+            if self._collect(found, timeout_s, form):
                 break
         return found
 
-    def _collect(self, found: Collected, timeout_s: float) -> bool:
+    def _collect(self, found: Collected, timeout_s: float, form: str) -> bool:
         tables, pieces = self.engine.taken.tables, found.plan.pieces
         on_hosts = {name for piece in pieces for name in piece.tables}
         names = [name for name in tables if name not in on_hosts]
@@ -201,7 +207,7 @@ class SqlQuestion:
             found.missing.extend(overview.missing)
         is_whole = True
         for head in self.heads:
-            is_whole &= not pieces or _ask_hosts(head, timeout_s, found)
+            is_whole &= not pieces or _ask_hosts(head, timeout_s, found, self._last(found, names, form))
             for name in (name for name in names if name not in OVERVIEW):
                 where = {"t": [">=", found.since_s]} if found.since_s and sql_tables()[name].history else {}
                 answer = query_portions(head, name, timeout_s, where)
@@ -213,11 +219,23 @@ class SqlQuestion:
                 _note(found, answer)
         return is_whole
 
+    def _last(self, found: Collected, names: Sequence[str], form: str) -> LastText | None:
+        """The last text, for a head that has all that it is about if all of its hosts answer; None if none has."""
+        kept = self._kept()
+        if not form or names or self.ended or len(self.heads) != 1 or (found.plan.by_host and kept):
+            return None
+        given = GivenRows(found.plan, found.rows, kept=kept, since_s=found.since_s)
+        return LastText(self.engine.sql, render(given), form)
+
+    def _kept(self) -> list[str]:
+        directories = [*(head.directory for head in self.heads), *self.ended]
+        return [str(directory) for directory in directories if (directory / KEPT).is_dir()]
+
     def finish(self, found: Collected, form: str, timeout_s: float) -> FinishedAnswer:
         """Return the answer, see `SqlEngine.finish`."""
-        directories = [*(head.directory for head in self.heads), *self.ended]
-        kept = [str(directory) for directory in directories if (directory / KEPT).is_dir()]
-        given = GivenRows(found.plan, found.rows, found.parts, kept, found.known, found.since_s)
+        if found.finished is not None:
+            return found.finished
+        given = GivenRows(found.plan, found.rows, found.parts, self._kept(), found.known, found.since_s)
         return self.engine.finish(given, form, timeout_s)
 
 
@@ -246,10 +264,11 @@ def open_question(
         yield SqlQuestion(stack.enter_context(open_engine(sql, timeout_s, heads, kept)), heads, ended)
 
 
-def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:
+def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected, last: LastText | None) -> bool:
     """Ask the hosts of an allocation; False if rows that are grouped or joined on one host are in several places."""
     directory, pieces, by_host = head.directory, found.plan.pieces, found.plan.by_host
-    answer = query_portions(head, pieces[0].tables[0], timeout_s, {}, HostQuestion(pieces, found.since_s).render())
+    question = HostQuestion(pieces, found.since_s).render()
+    answer = query_portions(head, pieces[0].tables[0], timeout_s, {}, question, last=last)
     if answer is None:
         _add(found.missing, [f"the head of {name_of(directory)}"])
         return True
@@ -264,13 +283,18 @@ def _ask_hosts(head: HeadClient, timeout_s: float, found: Collected) -> bool:
             found.rows[name] += rows
             place = [column.name for column in sql_tables()[name].columns].index("host")
             hosts.update(row[place] for row in rows)
-        for first, last in part.ranks:
-            ranks.update(range(first, last))
+        for span in part.ranks:
+            ranks.update(range(*span))
         _add(found.cut, part.cut)
         if found.plan.rule != "rows":
             _add(found.cut_inputs, part.cut)
         found.dropped += part.dropped
     _note(found, answer)
+    if answer.problem:
+        raise QueryError(answer.problem)
+    if answer.finished:
+        found.finished = parse(FinishedAnswer, answer.finished)
+        return True
     if not (hosts and by_host) and not (directory / KEPT).is_dir():
         return True
     status = query_status(head, timeout_s)

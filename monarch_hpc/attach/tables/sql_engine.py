@@ -98,6 +98,7 @@ class SqlEngine:
         kept: what is known of earlier questions.
 
     Attributes:
+        sql: the question.
         taken: the question as it has checked it.
     """
 
@@ -105,7 +106,7 @@ class SqlEngine:
         self, engines: Sequence[_Engine], sql: str, timeout_s: float, kept: KeptQuestions | None = None
     ) -> None:
         self._engines = [*engines]
-        self._sql = sql
+        self.sql = sql
         known = None if kept is None else kept.plan(sql)
         if known is None:
             body = self._ask(AskSql(0, sql, "", "json", timeout_s, _MAX_OWN_BYTES))
@@ -124,7 +125,7 @@ class SqlEngine:
         Raises:
             QueryError: it takes longer, or too much memory; or no engine is left.
         """
-        question = AskSql(0, self._sql, render(given), form, timeout_s, _MAX_OWN_BYTES)
+        question = AskSql(0, self.sql, render(given), form, timeout_s, _MAX_OWN_BYTES)
         return parse(FinishedAnswer, self._ask(question))
 
     def _ask(self, question: AskSql) -> str:

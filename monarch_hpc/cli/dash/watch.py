@@ -200,7 +200,7 @@ class Watch:
         from monarch_hpc.attach.tables.sql import open_question
 
         with open_question(sql, self._targets.values(), _SQL_S) as asked:
-            found = asked.collect(_SQL_S)
+            found = asked.collect(_SQL_S, form="json")
             found.check_inputs()
             answer = asked.finish(found, "json", _SQL_S)
         return {

@@ -91,10 +91,11 @@ def command(
         if explain:
             _show_plan(asked.engine.taken)
             return 0
-        found = asked.collect(timeout_s, None if since is None else float(since))
+        form = "parquet" if path is not None else "json"
+        found = asked.collect(timeout_s, None if since is None else float(since), form)
         if not partial:
             found.check_inputs()
-        answer = asked.finish(found, "parquet" if path is not None else "json", timeout_s)
+        answer = asked.finish(found, form, timeout_s)
     if found.missing:
         output.warn(f"the answer lacks rows of {_named(found.missing)}, which did not answer within {timeout_s:g} s")
     if found.left_out:

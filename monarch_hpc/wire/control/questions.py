@@ -7,7 +7,22 @@ from dataclasses import field
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 
-__all__ = ["Ask", "AskHosts", "AskSql", "Portion", "Rows", "SqlAnswer"]
+__all__ = ["Ask", "AskHosts", "AskSql", "LastText", "Portion", "Rows", "SqlAnswer"]
+
+
+@dataclass(frozen=True, slots=True)
+class LastText:
+    """The last text of a question in SQL, which the head has run if all hosts have answered.
+
+    Args:
+        sql: the question.
+        given: what its engine is given beside the results of hosts, see `telemetry.sql.given.GivenRows`.
+        form: format of the answer, see `AskSql`.
+    """
+
+    sql: str
+    given: str
+    form: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +35,7 @@ class Ask(Message):
         timeout_s: how long the asking process waits; whatever is missing then is named in its answer.
         pieces: a question in SQL that hosts answer, see `wire.tables.pieces.HostQuestion`; empty for rows of the table.
         parts: those parts of rows that are wanted, if they have parts, see `wire.tables.calls`; empty for all.
+        last: from a tool, one text or none.
     """
 
     ticket: int
@@ -28,6 +44,7 @@ class Ask(Message):
     timeout_s: float
     pieces: str = field(default="", kw_only=True)
     parts: list[str] = field(default_factory=list, kw_only=True)
+    last: list[LastText] = field(default_factory=list, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +84,17 @@ class Rows(Message):
     Args:
         missing: processes without an answer, in words.
         left_out: processes whose rows would make the answer larger than `telemetry.max_answer_bytes`.
+        finished: the answer to the last text, see `SqlAnswer`: then the portions are without results. Empty if it was
+            not run.
+        problem: why it cannot be answered.
     """
 
     ticket: int
     portions: list[Portion]
     missing: list[str]
     left_out: list[str]
+    finished: str = field(default="", kw_only=True)
+    problem: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.history import HISTORY
-from monarch_hpc.telemetry.kept import decoded
+from monarch_hpc.telemetry.kept import decoded, reading
 from monarch_hpc.telemetry.kept.arrow import table_of_rows
 from monarch_hpc.telemetry.kept.compact import compact
 from monarch_hpc.telemetry.kept.parts import list_parts
@@ -220,7 +220,7 @@ def test_only_what_is_new_is_read_and_decoded(
     for _ in range(3):
         host.procs[0].work(chance, 100)
         host.keeper.finish()
-    decode_rows = decoded.decode_rows
+    decode_rows = reading.decode_rows
 
     def decode(file: Any, *others: Any) -> Any:
         parts.append(file.number)

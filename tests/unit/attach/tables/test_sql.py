@@ -29,7 +29,7 @@ from monarch_hpc.telemetry.kept.chunks import render as render_chunk
 from monarch_hpc.telemetry.kept.parts import write_part
 from monarch_hpc.telemetry.shipped import question, shipped_questions
 from monarch_hpc.telemetry.sql.given import GivenRows, render
-from monarch_hpc.wire.control.questions import AskSql, Portion, Rows, SqlAnswer
+from monarch_hpc.wire.control.questions import AskSql, LastText, Portion, Rows, SqlAnswer
 from monarch_hpc.wire.tables.history import METRICS, MetricRow
 from monarch_hpc.wire.tables.pieces import AnswerPart, parse_question, sql_tables
 from tests.guards.tree import ROOT
@@ -72,7 +72,9 @@ def engines() -> Iterator[_OwnEngine]:
 
 
 @contextlib.contextmanager
-def _shared(engines: _OwnEngine, sql: str, timeout_s: float, heads: Sequence[HeadClient] = ()) -> Iterator[SqlEngine]:
+def _shared(
+    engines: _OwnEngine, sql: str, timeout_s: float, heads: Sequence[HeadClient] = (), kept: object = None
+) -> Iterator[SqlEngine]:
     """As `open_engine`, for heads that cannot be reached; the engine in a child, a second of a processor, is kept."""
     yield SqlEngine([*map(_HeadEngine, heads), engines], sql, timeout_s)
 
@@ -226,7 +228,12 @@ def test_hosts_answer_their_part_and_the_tables_that_the_question_names_are_aske
     asked: list[tuple[str, str, list[str]]] = []
 
     def answers(
-        head: HeadClient, table: str, timeout_s: float, where: dict[str, object], pieces: str = ""
+        head: HeadClient,
+        table: str,
+        timeout_s: float,
+        where: dict[str, object],
+        pieces: str = "",
+        last: LastText | None = None,
     ) -> Rows | None:
         directory = head.directory
         on_hosts = [piece.host for piece in parse_question(pieces).pieces] if pieces else []
@@ -275,7 +282,12 @@ def test_a_host_that_came_back_with_another_rank_is_one_host(
     live = {"metrics": table_of_rows(METRICS, json.loads(METRICS.render(ROWS[3:], {})))}
 
     def answers(
-        head: HeadClient, table: str, timeout_s: float, where: dict[str, object], pieces: str = ""
+        head: HeadClient,
+        table: str,
+        timeout_s: float,
+        where: dict[str, object],
+        pieces: str = "",
+        last: LastText | None = None,
     ) -> Rows | None:
         kept = [KeptRows(tmp_path, ranks=[rank], hosts={rank: "n1"})]
         results = results_of(parse_question(pieces).pieces, RowSet(live, kept), [])
