@@ -15,6 +15,7 @@ pytest.importorskip("sqlglot")
 pa = pytest.importorskip("pyarrow")
 
 from monarch_hpc.telemetry.kept.arrow import schema_of  # noqa: E402
+from monarch_hpc.telemetry.shipped import question  # noqa: E402
 from monarch_hpc.telemetry.sql.context import RowSet, columns_needed, combine, finish, results_of  # noqa: E402
 from monarch_hpc.telemetry.sql.plan import QueryPlan  # noqa: E402
 from monarch_hpc.telemetry.sql.planning import Planner  # noqa: E402
@@ -89,7 +90,8 @@ def make_query(chance: random.Random) -> tuple[str, int | None, int]:
         ]
         chosen = chance.sample(aggregates, chance.randrange(1, 4))
         if chance.random() < 0.25:
-            chosen.append(chance.choice(["median(bytes)", "count(DISTINCT rank)", "stddev(ran_us)"]))
+            others = ["median(bytes)", "count(DISTINCT rank)", "stddev(ran_us)", "regr_slope(bytes, rank)"]
+            chosen.append(chance.choice([*others, "round(extract(epoch FROM max(t) - min(t)), 1)"]))
             if chance.random() < 0.7:
                 keys = ["host", *(key for key in keys if key != "host")]
         outputs = [*keys, *chosen]
@@ -168,7 +170,7 @@ def test_split_questions_have_the_rows_of_one_host(planner: Planner) -> None:
         everything = {"handled": pa.concat_tables(tables)}
         expected = finish(QueryPlan("pull", [], sql), [], RowSet(everything), [])
         for one in {plan.rule: plan, "pull": pulled}.values():
-            shards = [results_of(one.pieces, RowSet({"handled": table}), []) for table in tables]
+            shards = [results_in_parts(chance, one, table) for table in tables]
             answer = finish(one, merge_tree(one, shards), RowSet(), [])
             assert answer.column_names == expected.column_names, sql
             compare(rows_of(answer), rows_of(expected), num_sorted, limit, (sql, one))
@@ -177,6 +179,16 @@ def test_split_questions_have_the_rows_of_one_host(planner: Planner) -> None:
                 every = {*rows_of(finish(QueryPlan("pull", [], whole), [], RowSet(everything), []))}
                 assert every.issuperset(rows_of(answer)), (sql, one)
     assert min(rules.get(rule, 0) for rule in ("partial", "home", "rows", "pull")) >= NUM_QUERIES // 40, rules
+
+
+def results_in_parts(chance: random.Random, plan: QueryPlan, rows: Any) -> list[Any]:
+    """The results of one host, made of those of two parts of its rows where that is possible."""
+    (piece,) = plan.pieces
+    if not piece.is_divisible:
+        return results_of(plan.pieces, RowSet({"handled": rows}), [])
+    at = chance.randrange(len(rows) + 1)
+    parts = [results_of(plan.pieces, RowSet({"handled": some}), []) for some in (rows.slice(0, at), rows.slice(at))]
+    return [combine(piece, [result for (result,) in parts])]
 
 
 def sort_and_limit(chance: random.Random, sql: str, num: int) -> tuple[str, int | None, int]:
@@ -208,6 +220,11 @@ def compare(
     [
         ("SELECT endpoint, count(*), avg(ran_us) FROM handled GROUP BY endpoint", "partial"),
         ("SELECT host, median(ran_us) FROM handled GROUP BY host", "home"),
+        ("SELECT host, count(DISTINCT rank) FROM handled GROUP BY host", "home"),
+        ("SELECT endpoint, count(DISTINCT rank) FROM handled GROUP BY endpoint", "pull"),
+        ("SELECT extract(epoch FROM max(t) - min(t)) FROM handled", "partial"),
+        *((question(name), "partial") for name in ("endpoint-p99", "link-errors", "link-speed", "slow-rank")),
+        *((question(name), "home") for name in ("gpu-throttle", "memory-growth", "straggler-host")),
         ("SELECT t, error FROM handled WHERE status = 'failed' ORDER BY t DESC LIMIT 20", "rows"),
         ("SELECT endpoint, median(ran_us) FROM handled GROUP BY endpoint", "pull"),
         ("SELECT count(*) FROM handled WHERE t > now() - INTERVAL '5 seconds'", "pull"),
@@ -243,3 +260,23 @@ def test_hosts_make_the_columns_that_their_texts_name(planner: Planner) -> None:
     everything = {column.name for column in sql_tables()["handled"].columns}
     assert needed("SELECT bytes * 2 FROM handled") == everything
     assert len(needed("SELECT host FROM host_samples")) == len(sql_tables()["host_samples"].columns)
+
+
+@pytest.mark.parametrize("mean", [2.0, 7.0, 12.0])
+def test_how_long_endpoints_take_is_counted_with_a_small_error(planner: Planner, mean: float) -> None:
+    chance, plan = random.Random(mean), planner.plan(question("endpoint-p99")).split
+    shards, took = [], []
+    for host in range(3):
+        rows = make_rows(chance, host, 400)
+        ran = [chance.lognormvariate(mean, 1.0) for _ in range(len(rows))]
+        same = {"actor": ["a"], "endpoint": ["step"], "status": ["ok"]}
+        for name, values in {**{name: one * len(rows) for name, one in same.items()}, "ran_us": ran}.items():
+            rows = rows.set_column(rows.column_names.index(name), name, pa.array(values))
+        took += ran
+        shards.append(results_in_parts(chance, plan, rows))
+    (row,) = finish(plan, merge_tree(plan, shards), RowSet(), []).to_pylist()
+    took.sort()
+    assert row["calls"] == len(took) and row["longest_ms"] == pytest.approx(took[-1] / 1e3, abs=1e-3)
+    for name, part in (("p50_ms", 0.5), ("p99_ms", 0.99)):
+        exact = took[int(part * len(took)) - 1] / 1e3
+        assert row[name] == pytest.approx(exact, rel=0.04, abs=1e-3)

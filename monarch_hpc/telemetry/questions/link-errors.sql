@@ -5,5 +5,5 @@ SELECT host, device, port, kind, max(errors) - min(errors) AS errors, max(retran
 FROM net_samples
 GROUP BY host, device, port, kind
 HAVING max(errors) > min(errors) OR max(retransmits) > min(retransmits) OR max(congestion) > min(congestion)
-ORDER BY errors DESC, retransmits DESC, host, device, port
+ORDER BY 5 DESC, 6 DESC, host, device, port
 LIMIT 50

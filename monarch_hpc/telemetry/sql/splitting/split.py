@@ -40,7 +40,7 @@ _PLAIN = (
     *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.DPipe, exp.Like, exp.ILike, exp.RegexpLike, exp.RegexpILike),
     *(exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Cast, exp.DataType, exp.Abs, exp.Floor, exp.Ceil, exp.Lower),
     *(exp.Upper, exp.Length, exp.Greatest, exp.Least, exp.Round, exp.Sqrt, exp.Ln, exp.Filter, exp.Where, exp.Ordered),
-    *(exp.Alias, exp.Interval, exp.Var, exp.IsNan),
+    *(exp.Alias, exp.Interval, exp.Var, exp.IsNan, exp.Extract),
 )
 """Expressions that mean the same on a host as in the asking process, and are written back as they were read."""
 
@@ -156,9 +156,10 @@ def _number(clause: exp.Expression | None, default: int | None) -> int | None:
 
 
 def _check(part: exp.Expression) -> None:
-    """Raise if anything but aggregates is not among `_PLAIN`."""
+    """Raise if anything but aggregates, maybe of different values, is not among `_PLAIN`."""
     for node in part.walk():
-        if not isinstance(node, (*_PLAIN, exp.AggFunc)):
+        is_of_aggregate = isinstance(node, exp.Distinct) and isinstance(node.parent, exp.AggFunc)
+        if not is_of_aggregate and not isinstance(node, (*_PLAIN, exp.AggFunc)):
             raise NotSplitError
 
 
