@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.control.questions import Rows, SqlAnswer
 from monarch_hpc.wire.tables.pieces import AnswerPart, parse_part
 
@@ -13,9 +14,13 @@ __all__ = ["given_results", "whole_parts", "with_answer"]
 
 
 def whole_parts(rows: Rows) -> list[AnswerPart]:
-    """Return the parts of an answer; none if one of them has rows, or not all that it should have."""
-    parts = [parse_part(portion.rows) for portion in rows.portions]
-    return parts if all(part.results and not part.rows and not part.cut for part in parts) else []
+    """Return the parts of an answer; none if one is missing, has rows or not all that it should, or is another thing."""
+    try:
+        parts = [parse_part(portion.rows) for portion in rows.portions]
+    except FrameError:
+        return []
+    is_whole = all(part.results and not part.rows and not part.cut for part in parts)
+    return parts if is_whole and not rows.missing and not rows.left_out else []
 
 
 def given_results(given: str, parts: Sequence[AnswerPart], names: Mapping[int, str]) -> str:

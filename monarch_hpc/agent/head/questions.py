@@ -118,8 +118,8 @@ class HeadQuestions:
 
     def _answered(self, requester: Link, question: Ask, rows: Rows) -> None:
         """Pass an answer on, with that of the last text if all hosts have answered."""
-        parts = [] if rows.missing or rows.left_out else whole_parts(rows)
-        if not question.last or not parts:
+        parts = whole_parts(rows) if question.last else []
+        if not parts:
             requester.send(rows)
             return
         (last,) = question.last

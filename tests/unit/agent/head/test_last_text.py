@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from monarch_hpc.agent.head.last_text import given_results, whole_parts, with_answer
 from monarch_hpc.wire.control.questions import Portion, Rows, SqlAnswer
@@ -24,6 +25,9 @@ def test_a_part_with_rows_or_without_all_of_them_is_none_to_run_it_on() -> None:
     ):
         assert whole_parts(_rows(*_PARTS, other)) == []
     assert whole_parts(_rows()) == []
+    assert whole_parts(replace(_rows(*_PARTS), missing=["host n3"])) == []
+    assert whole_parts(replace(_rows(*_PARTS), left_out=["host n3"])) == []
+    assert whole_parts(Rows(7, [Portion("host n0", "[]")], [], [])) == []
 
 
 def test_an_engine_is_given_the_results_and_the_names_of_their_hosts() -> None:

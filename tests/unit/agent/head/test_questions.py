@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion, Rows
+from monarch_hpc.wire.control.questions import Ask, AskHosts, AskSql, LastText, Portion, Rows, SqlAnswer
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import OpenRun, Recording
 from monarch_hpc.wire.tables.answer import Sources
+from monarch_hpc.wire.tables.pieces import AnswerPart, HostQuestion, parse_part
 from monarch_hpc.wire.tables.procs import PROCS, ProcRow
 from tests.unit.agent.head.test_head import MAX_ANSWER_BYTES, Party, World
 
@@ -211,3 +213,37 @@ def test_rows_beyond_the_limit_are_left_out_and_their_process_is_named(world: Wo
     large = [Portion("host n0", "x" * (MAX_ANSWER_BYTES - 1)), Portion("host n1", "xx"), Portion("host n2", "x")]
     world.head.on_agent(world.agents[0], Rows(1, large, [], []))
     assert tool.take() == [Rows(0, [large[0], large[2]], [], ["host n1"])]
+
+
+LAST = LastText("SELECT 1", json.dumps({"parts": [], "kept": [], "known": {}}), "json")
+
+
+@pytest.mark.parametrize(
+    "answer", [SqlAnswer(0, body="{}"), SqlAnswer(0, problem="too large"), SqlAnswer(0, absent="no")]
+)
+def test_the_last_text_is_run_when_all_hosts_have_answered(world: World, answer: SqlAnswer) -> None:
+    tool, part = Party(), AnswerPart("AAAA", {}, [[0, 3]])
+    world.head.on_client(tool, replace(QUESTION, table="handled", pieces=HostQuestion([]).render(), last=[LAST]))
+    world.take_all()
+    rows = Rows(1, [Portion("host n0", part.render())], [], [])
+    world.head.on_agent(world.agents[0], rows)
+    ((asked,), _, _) = world.take_all()
+    assert isinstance(asked, AskSql) and tool.got == []
+    assert (asked.sql, asked.form, json.loads(asked.given)["parts"]) == ("SELECT 1", "json", ["AAAA"])
+    world.head.on_agent(world.agents[0], replace(answer, ticket=asked.ticket))
+    (got,) = tool.got
+    assert isinstance(got, Rows) and got.ticket == 0
+    assert (got.finished, got.problem) == (answer.body, answer.problem)
+    assert (parse_part(got.portions[0].rows).results == "AAAA") == bool(answer.absent)
+    world.clock.advance(60.0)
+    assert len(tool.got) == 1
+
+
+def test_the_last_text_is_not_run_without_a_host(world: World) -> None:
+    tool = Party()
+    world.head.on_client(tool, replace(QUESTION, table="handled", pieces=HostQuestion([]).render(), last=[LAST]))
+    world.take_all()
+    world.head.on_agent(world.agents[0], Rows(1, [Portion("host n0", AnswerPart("A").render())], ["host n1"], []))
+    assert world.take_all() == [[], [], []]
+    (got,) = tool.got
+    assert isinstance(got, Rows) and got.missing == ["host n1"] and not got.finished
