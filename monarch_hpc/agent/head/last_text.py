@@ -14,7 +14,7 @@ __all__ = ["given_results", "whole_parts", "with_answer"]
 
 
 def whole_parts(rows: Rows) -> list[AnswerPart]:
-    """Return the parts of an answer; none if one is missing, has rows or not all that it should, or is another thing."""
+    """Return the parts of an answer; none if one is missing, has rows or not all of its own, or is another thing."""
     try:
         parts = [parse_part(portion.rows) for portion in rows.portions]
     except FrameError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from _thread import allocate_lock
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ class KeptQuestions:
     """Channels and plans for the next question of this process; for any thread."""
 
     def __init__(self) -> None:
-        self._idle: dict[Path, HeadClient] = {}
+        self._idle: dict[Path, tuple[int, HeadClient]] = {}
+        self._numbers = itertools.count(1)
         self._plans: Recent[str, TakenQuestion] = Recent(_KEEP_PLANS)
         self._lock = allocate_lock()
         self._closed = False
@@ -40,24 +42,26 @@ class KeptQuestions:
     def head(self, directory: Path) -> Iterator[HeadClient]:
         """Lend a channel to the head of an allocation to the block."""
         with self._lock:
-            client = self._idle.pop(directory, None)
-            lost = [one for one in self._idle.values() if one.is_lost]
-            self._idle = {place: one for place, one in self._idle.items() if not one.is_lost}
+            lent = self._idle.pop(directory, None) or (next(self._numbers), HeadClient(directory))
+            lost = [client for _, client in self._idle.values() if client.is_lost]
+            self._idle = {place: one for place, one in self._idle.items() if not one[1].is_lost}
         for one in lost:
             one.close()
-        client = client or HeadClient(directory)
         try:
-            yield client
+            yield lent[1]
         finally:
             with self._lock:
-                is_kept = not self._closed and self._idle.setdefault(directory, client) is client
-            if not is_kept:
+                others = [lent, *filter(None, [self._idle.pop(directory, None)])]
+                if not self._closed:  # of two, the older one stays
+                    others.sort(key=lambda one: one[0])
+                    self._idle[directory] = others.pop(0)
+            for _, client in others:
                 client.close()
 
     def close(self) -> None:
         """Close the channels; those that are lent, when they come back."""
         with self._lock:
-            self._closed, idle = True, [*self._idle.values()]
+            self._closed, idle = True, [client for _, client in self._idle.values()]
             self._idle.clear()
         for one in idle:
             one.close()

@@ -12,7 +12,7 @@ from monarch_hpc.core.arguments import check_seconds, check_text
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.mesh.program.controller import Controller
 
-__all__ = ["directory_of", "query", "query_one"]
+__all__ = ["directory_of", "kept_questions", "query", "query_one"]
 
 _WAIT_S = 10.0
 
@@ -42,7 +42,7 @@ def query(sql: str, *, since_s: float | None = None, timeout_s: float = _WAIT_S,
     since_s = None if since_s is None else check_seconds("since_s", since_s)
     controller = Controller.instance()
     directories = [tenancy.directory for tenancy in controller.tenancies.all()]
-    return query_allocations(directories, sql, timeout_s, since_s, partial=partial, kept=_kept(controller))
+    return query_allocations(directories, sql, timeout_s, since_s, partial=partial, kept=kept_questions(controller))
 
 
 def query_one(allocation: str, sql: str, timeout_s: float) -> QueryResult:
@@ -52,11 +52,11 @@ def query_one(allocation: str, sql: str, timeout_s: float) -> QueryResult:
         AllocationError: the program does not use it, or not any more.
         QueryError, RuntimeError: as for `query`.
     """
-    kept = _kept(Controller.instance())
+    kept = kept_questions(Controller.instance())
     return query_allocations([directory_of(allocation)], sql, timeout_s, kept=kept)
 
 
-def _kept(controller: Controller) -> KeptQuestions:
+def kept_questions(controller: Controller) -> KeptQuestions:
     """What a program keeps between its questions, as long as its controller is open."""
     with _lock:
         kept = _of.get(controller)

@@ -28,7 +28,7 @@ def table_of_rows(table: Table[Any], rows: Sequence[Sequence[Any]]) -> pa.Table:
     for column, values in zip(table.columns, columns, strict=True):
         if column.name == "t":
             moments = pa.array([int(value * 1e6) for value in values], pa.int64())
-            arrays.append(moments.cast(TIME))
+            arrays.append(moments.view(TIME))
         elif column.kind is str:
             # Programs may give names that are not valid Unicode.
             arrays.append(pa.array([value.encode(errors="replace").decode() for value in values], pa.string()))
@@ -39,4 +39,4 @@ def table_of_rows(table: Table[Any], rows: Sequence[Sequence[Any]]) -> pa.Table:
 
 def least_time(t: float) -> pa.Scalar:
     """A moment of Unix time, in seconds, to compare the column ``t`` with."""
-    return pa.scalar(int(t * 1e6), pa.int64()).cast(TIME)
+    return pa.scalar(int(t * 1e6), TIME)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.clock import Correction
@@ -101,6 +100,8 @@ def find_kept(directory: Path) -> Kept:
     later = [part.path for part in parts if not part.is_readable]
     kept = Kept([part for part in parts if part.is_readable], {}, later)
     for name, paths in list_tables(directory).items():
+        import pyarrow.parquet as pq  # late: most allocations have no such files, and it takes long to load
+
         for path in paths:
             try:
                 metadata = pq.read_metadata(path)

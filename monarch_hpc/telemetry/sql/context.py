@@ -201,7 +201,9 @@ def _since(table: Table[Any], rows: Any, since_s: float) -> Any:
     """Those rows that are of interest."""
     if not (table.history and since_s and len(rows)):
         return rows
-    return rows.filter(pa.compute.greater_equal(rows.column("t"), least_time(since_s)))
+    import pyarrow.compute  # late: it takes as long to load as the engine itself
+
+    return rows.filter(pyarrow.compute.greater_equal(rows.column("t"), least_time(since_s)))
 
 
 def _register_records(context: Any, name: str, records: RecordRows, columns: Collection[str], since_s: float) -> None:
@@ -356,7 +358,13 @@ def _concat(results: Iterable[Any]) -> Any:
     """Results behind each other; versions of the engine may differ in how they represent text."""
     tables = [*results]
     schema = pa.schema([(field.name, field.type) for field in tables[0].schema])
-    return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables])
+    return pa.concat_tables([_as(table, schema) for table in tables])
+
+
+def _as(table: Any, schema: Any) -> Any:
+    if [(field.name, field.type) for field in table.schema] == [(field.name, field.type) for field in schema]:
+        return pa.Table.from_arrays(table.columns, schema=schema)  # to cast loads functions that little else needs
+    return table.select(schema.names).cast(schema)
 
 
 def _widened(table: Table[Any], rows: Any) -> Any:

@@ -26,18 +26,22 @@ from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
-from monarch_hpc.telemetry.sql.plan import is_lasting
+from monarch_hpc.telemetry.sql.plan import is_lasting, tables_of
 from monarch_hpc.telemetry.sql.unanswered import EngineQuestion, unanswered
 from monarch_hpc.telemetry.sql.workers import QuestionWorkers
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskSql, Portion, Rows, SqlAnswer
 from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, MergeParts, ProcOver, ProcRuns
 from monarch_hpc.wire.control.table import decode
-from monarch_hpc.wire.tables.pieces import AnswerPart
+from monarch_hpc.wire.tables.pieces import ON_HOSTS, AnswerPart
 
 __all__ = ["EngineProcess", "launch_engine", "main"]
 
 _IDLE_S = 600.0
+
+_LOAD_AFTER_S = 0.5
+"""Time without a question after which the rest is loaded that one may need: later than the two requests of a first
+question follow each other, which does not wait for what it does not need."""
 
 _MAX_MEMORY_BYTES = 8 << 30
 """Limit on the address space of a process, for what the engine does not count; libraries reserve some of it."""
@@ -95,10 +99,26 @@ class EngineProcess:
         self._dead: deque[tuple[ProcPlace, int]] = deque()
         self._plans: Recent[str, SqlAnswer] = Recent(_KEEP_PLANS)
         self.workers = QuestionWorkers(messages, self._answer, self._keep_plan)
+        self._plans_questions = False
+        self._lacking = {} if absent else {"rows": _load_rows, "splitter": _load_splitter}
         if not absent:
             from monarch_hpc.telemetry.sql.planning import Planner
 
             self._planner = Planner()
+
+    @property
+    def lacking(self) -> list[str]:
+        """What is not loaded that the next question may need: a host that plans none needs no splitter."""
+        return [name for name in self._lacking if name != "splitter" or self._plans_questions]
+
+    def load(self, *names: str) -> None:
+        """Load what some questions need, for later workers."""
+        lacking = [self._lacking.pop(name) for name in names if name in self._lacking]
+        for one in lacking:
+            one()
+        if lacking:
+            gc.freeze()
+            self.workers.renew()
 
     def handle(self, message: Message) -> None:
         """Handle one message."""
@@ -119,6 +139,11 @@ class EngineProcess:
             case AskSql() if not message.given and (known := self._plans.get(message.sql)) is not None:
                 self._messages.send(replace(known, ticket=message.ticket))
             case AskEngine() | MergeParts() | AskSql():
+                self._plans_questions |= isinstance(message, AskSql)
+                if isinstance(message, AskEngine | MergeParts):
+                    self.load("rows")
+                elif not message.given and not ON_HOSTS.isdisjoint(tables_of(message.sql)):
+                    self.load("rows", "splitter")
                 self.workers.begin(message)
 
     def _keep_plan(self, question: EngineQuestion, body: bytes) -> None:
@@ -181,6 +206,18 @@ def _load() -> str:
     return ""
 
 
+def _load_rows() -> None:
+    """Load what makes rows of records."""
+    import pyarrow.compute
+    import pyarrow.parquet  # noqa: F401 for later workers
+
+
+def _load_splitter() -> None:
+    from monarch_hpc.telemetry.sql.planning import Planner
+
+    Planner.load_splitter()
+
+
 def main(arguments: list[str]) -> int:
     """Serve until the other end of the socket is closed."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -200,8 +237,9 @@ def main(arguments: list[str]) -> int:
         poller.register(messages, select.POLLIN | (select.POLLOUT if messages.num_waiting else 0))
         for one in sockets:
             poller.register(one, select.POLLIN | (select.POLLOUT if one.num_waiting else 0))
-        wait_s = min(engine.workers.due_s(), idle_since_s + _IDLE_S - monotonic())
-        poller.poll(max(wait_s, 0.0) * 1000)
+        can_load = bool(engine.lacking) and not engine.workers.num_running
+        until_s = idle_since_s + (_LOAD_AFTER_S if can_load else _IDLE_S)
+        poller.poll(max(min(engine.workers.due_s(), until_s - monotonic()), 0.0) * 1000)
         for one in sockets:
             poller.unregister(one)
         messages.flush()
@@ -209,6 +247,8 @@ def main(arguments: list[str]) -> int:
             idle_since_s = monotonic()
             engine.handle(message)
         engine.workers.work()
+        if monotonic() - idle_since_s >= _LOAD_AFTER_S and not engine.workers.num_running:
+            engine.load(*engine.lacking)
         if monotonic() - idle_since_s >= _IDLE_S and not engine.workers.num_running:
             break
     with contextlib.suppress(ProcessLookupError):

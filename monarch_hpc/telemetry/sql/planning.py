@@ -9,8 +9,6 @@ from monarch_hpc.telemetry.sql.context import RowSet, combine, context_of, finis
 from monarch_hpc.telemetry.sql.given import TakenQuestion
 from monarch_hpc.telemetry.sql.plan import QueryPlan, tables_of
 from monarch_hpc.telemetry.sql.pull import pull
-from monarch_hpc.telemetry.sql.splitting.inner import inner_questions
-from monarch_hpc.telemetry.sql.splitting.split import split
 from monarch_hpc.wire.tables.pieces import sql_tables
 
 __all__ = ["Planner"]
@@ -21,6 +19,12 @@ class Planner:
 
     def __init__(self) -> None:
         self._context = context_of(RowSet(), sql_tables().keys(), [])
+
+    @staticmethod
+    def load_splitter() -> None:
+        """Load what splits questions, for processes that are forked later: it takes half as long as all the rest."""
+        from monarch_hpc.telemetry.sql.splitting.split import split
+
         split("SELECT host, count(*) FROM handled GROUP BY 1 ORDER BY 1", ["host", "count(*)"])  # fills its caches
 
     def plan(self, sql: str) -> TakenQuestion:
@@ -37,6 +41,9 @@ class Planner:
 
     def _split(self, sql: str, frame: Any) -> QueryPlan | None:
         """How a question can be split, or one in parentheses that has all of its tables of hosts."""
+        from monarch_hpc.telemetry.sql.splitting.inner import inner_questions  # late: not all questions need them
+        from monarch_hpc.telemetry.sql.splitting.split import split
+
         plan = split(sql, frame.schema().names)
         if plan is not None:
             return plan if _fits(plan, frame.schema()) else None
@@ -50,6 +57,8 @@ class Planner:
 
     def _split_inner(self, sql: str) -> QueryPlan | None:
         """How a question in parentheses can be split; only if it has groups: of rows, those that fit are not enough."""
+        from monarch_hpc.telemetry.sql.splitting.split import split
+
         try:
             names = run(self._context, sql).schema().names
         except Exception:  # noqa: BLE001 the engine's errors have no class of their own

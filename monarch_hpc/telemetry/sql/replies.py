@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.telemetry.clock import Correction
@@ -124,6 +123,8 @@ def _as_stream(table: Any, unreadable: list[str], columns: list[str]) -> Finishe
 
 
 def _as_parquet(table: Any, unreadable: list[str], columns: list[str]) -> FinishedAnswer:
+    import pyarrow.parquet as pq  # late: few ask for one, and it takes long to load
+
     written = pa.BufferOutputStream()
     pq.write_table(table, written, compression="zstd")
     data = base64.b64encode(written.getvalue()).decode("ascii")

@@ -11,14 +11,16 @@ import pytest
 import monarch_hpc
 from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.attach.head.status import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.mesh.program.controller import Controller
+from monarch_hpc.mesh.program.query import kept_questions
 from monarch_hpc.testing import wait_until
 
-__all__ = ["SharedHosts", "controlled", "controlling", "settle"]
+__all__ = ["SharedHosts", "controlled", "controlling", "keep_channels", "settle"]
 
 
 @contextlib.contextmanager
@@ -65,6 +67,14 @@ def controlling(directory: Path, run: str) -> Iterator[HostMesh]:
             yield monarch_hpc.hosts()
         finally:
             Controller.instance().close()
+
+
+def keep_channels() -> None:
+    """Open the channels to heads that questions in SQL keep: these must not count as a leak of a test, either."""
+    controller = Controller.instance()
+    for tenancy in controller.tenancies.all():
+        with kept_questions(controller).head(tenancy.directory) as head:
+            assert query_status(head, 60.0) is not None
 
 
 def settle(procs: ProcMesh) -> None:

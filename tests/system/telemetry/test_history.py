@@ -23,7 +23,7 @@ from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.tables.clocks import CLOCKS, HostClock
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, RECORDERS, SPANS
 from monarch_hpc.wire.tables.schema import Table
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import controlled, keep_channels, settle
 
 _PATIENCE_S = 60.0
 
@@ -51,6 +51,7 @@ class Trainer(Actor):
 def procs() -> Iterator[ProcMesh]:
     with controlled(load().config, 2) as hosts, hosts.spawn_procs() as procs:
         settle(procs)
+        keep_channels()
         yield procs
 
 

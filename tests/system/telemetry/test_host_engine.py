@@ -20,7 +20,7 @@ from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.telemetry.scribe.engine import HostEngine
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.questions import Rows
+from monarch_hpc.wire.control.questions import AskSql, Rows, SqlAnswer
 from monarch_hpc.wire.control.scribe import AskEngine, BeginLeaf, ProcOver, ProcRuns
 from monarch_hpc.wire.tables.catalog import TABLES
 from monarch_hpc.wire.tables.pieces import HostQuestion, QueryPiece, parse_part
@@ -224,3 +224,25 @@ def test_what_does_not_fit_is_cut() -> None:
     assert results.fit([table], 1 << 30, 10_000)[1] == []
     with pytest.raises(Exception, match="cannot be read"):
         results.unpack("\x00")
+
+
+@pytest.mark.parametrize(("sql", "loads"), [("SELECT count(*) FROM procs", False), ("SELECT pid FROM metrics", True)])
+def test_a_first_question_waits_only_for_the_libraries_that_it_needs(host: Host, sql: str, loads: bool) -> None:
+    answers: list[Message] = []
+    host.engine.ask(AskSql(1, sql, "", "json", _PATIENCE_S, 1 << 20), answers.append)
+
+    def is_answered() -> bool:
+        host.engine.work()
+        return bool(answers)
+
+    def has_loaded() -> bool:
+        return "_compute." in Path(f"/proc/{host.pid}/maps").read_text()
+
+    wait_until("an answer", is_answered, timeout_s=_PATIENCE_S)
+    (answer,) = answers
+    assert isinstance(answer, SqlAnswer) and answer.body
+    assert has_loaded() or not loads
+    wait_until("the others to be loaded, as there is time", has_loaded, timeout_s=_PATIENCE_S)
+    answers.clear()
+    host.engine.ask(AskSql(2, sql + " ", "", "json", _PATIENCE_S, 1 << 20), answers.append)
+    wait_until("another answer", is_answered, timeout_s=_PATIENCE_S)

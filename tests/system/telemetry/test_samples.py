@@ -29,7 +29,7 @@ from monarch_hpc.telemetry.sql.given import GivenRows
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.start import COOKIE
 from monarch_hpc.wire.tables.samples import SAMPLES
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import controlled, keep_channels, settle
 
 _PATIENCE_S = 60.0
 
@@ -280,6 +280,7 @@ def growers() -> Iterator[ActorMesh[Grower]]:
         hosts.spawn_procs(per_host={"gpus": 2}) as procs,
     ):
         settle(procs)
+        keep_channels()
         yield procs.spawn("grower", Grower)
 
 

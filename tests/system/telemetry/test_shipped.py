@@ -21,7 +21,7 @@ from monarch_hpc.core.errors import QueryError
 from monarch_hpc.rdma import RDMABuffer
 from monarch_hpc.telemetry.shipped import shipped_questions
 from monarch_hpc.testing import wait_until
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import controlled, keep_channels, settle
 
 pytest.importorskip("datafusion")
 pytest.importorskip("pyarrow")
@@ -95,6 +95,7 @@ def hosts() -> Iterator[HostMesh]:
 def trainers(hosts: HostMesh) -> Iterator[ActorMesh[Trainer]]:
     with hosts.spawn_procs(per_host={"gpus": 2}) as procs:
         settle(procs)
+        keep_channels()
         trainers: ActorMesh[Trainer] = procs.spawn("trainer", Trainer)
         for number in range(3):
             trainers.step.call(number).get(_PATIENCE_S)

@@ -25,7 +25,7 @@ from monarch_hpc.core.machine.procfs import each_pid, read_environ, read_residen
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE
 from monarch_hpc.wire.tables.procs import PROCS
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import controlled, keep_channels, settle
 
 pytest.importorskip("datafusion")
 pytest.importorskip("sqlglot")
@@ -51,6 +51,7 @@ class Trainer(Actor):
 def procs() -> Iterator[ProcMesh]:
     with controlled(load().config, 2) as hosts, hosts.spawn_procs() as procs:
         settle(procs)
+        keep_channels()
         yield procs
 
 

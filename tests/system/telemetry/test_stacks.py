@@ -25,7 +25,7 @@ from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.tables.stacks import STACKS, ThreadStack
-from tests.system.support.controlling import controlled, settle
+from tests.system.support.controlling import controlled, keep_channels, settle
 
 _PATIENCE_S = 60.0
 _LONG_S = 600.0
@@ -84,6 +84,7 @@ def hosts() -> Iterator[HostMesh]:
 def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
     with hosts.spawn_procs(per_host={"gpus": 2}) as procs:
         settle(procs)
+        keep_channels()
         yield procs
 
 
