@@ -33,7 +33,7 @@ DOORS = {
     "click": {"cli"},
     "cloudpickle": {"wire.serializer"},
     "cryptography": {"transport.secure.noise", "transport.tcp.channel"},
-    "datafusion": {"telemetry.sql.context"},
+    "datafusion": {"telemetry.sql.context", "telemetry.sql.record_rows"},
     "mpi4py": {"actor.runtime.mpi"},
     "numpy": {"rdma.arrays", "rdma.trees.arrays", "telemetry.kept.columns", "telemetry.kept.records"},
     "pyarrow": {"attach.tables.sql", "telemetry.kept", "telemetry.sql", "wire.arrow"},

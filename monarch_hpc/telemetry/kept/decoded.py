@@ -46,6 +46,17 @@ class PartIndex:
     rows: list[Any] = field(default_factory=list)
     numbers: dict[RecordSource, list[Any]] = field(default_factory=dict)
 
+    def forget_below(self, least: Mapping[RecordSource, int]) -> None:
+        """Forget numbers that no process has in memory any more.
+
+        Args:
+            least: where processes have records in memory, and the least number that one has.
+        """
+        for source in [*self.numbers]:
+            number = least.get(source)
+            if number is None or all(some.max() < number for some in self.numbers[source]):
+                del self.numbers[source]
+
 
 class DecodedParts:
     """The rows of parts, as far as they fit.
@@ -92,10 +103,7 @@ class DecodedParts:
             for _ in self.rows(part, [name], columns):
                 pass
         index = self._indexes[part, name]
-        for source in [*index.numbers]:
-            least = self._least.get(source)
-            if least is None or all(some.max() < least for some in index.numbers[source]):
-                del index.numbers[source]
+        index.forget_below(self._least)
         return index
 
     def rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -44,6 +45,9 @@ __all__ = [
 
 PARTS = b"parts"
 """Key in the metadata of a table's file: host and number of the parts that it was made of, as JSON."""
+
+_KEEP_FILES = 4096
+"""Files of which is kept what they were made of: a day of one allocation has some hundred."""
 
 Columns = Mapping[str, Collection[str]]
 """For tables, the columns that are needed; all of those of others."""
@@ -100,22 +104,33 @@ def find_kept(directory: Path) -> Kept:
     later = [part.path for part in parts if not part.is_readable]
     kept = Kept([part for part in parts if part.is_readable], {}, later)
     for name, paths in list_tables(directory).items():
-        import pyarrow.parquet as pq  # late: most allocations have no such files, and it takes long to load
-
         for path in paths:
             try:
-                metadata = pq.read_metadata(path)
-                held = json.loads((metadata.metadata or {}).get(PARTS, b"[]"))
-                places = {(int(host), int(number)) for host, number in held}
-                if _has_columns(name, metadata.schema.to_arrow_schema()):
-                    kept.files.setdefault(name, {})[path] = places
-                else:
-                    kept.unreadable.append(path)
+                stat = path.stat()
+                places = _parts_of(path, name, stat.st_size, stat.st_mtime_ns)
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, TypeError, pa.ArrowException):
+                places = None
+            if places is None:
                 kept.unreadable.append(path)
+            else:
+                kept.files.setdefault(name, {})[path] = places
     return kept
+
+
+@functools.lru_cache(_KEEP_FILES)
+def _parts_of(path: Path, name: str, _num_bytes: int, _changed_ns: int) -> set[tuple[int, int]] | None:
+    """Host and number of the parts that a table's file was made of; None if it is of another version.
+
+    A file does not change: its size and time tell it from one that was there before.
+    """
+    import pyarrow.parquet as pq  # late: most allocations have no such files, and it takes long to load
+
+    metadata = pq.read_metadata(path)
+    held = json.loads((metadata.metadata or {}).get(PARTS, b"[]"))
+    places = {(int(host), int(number)) for host, number in held}
+    return places if _has_columns(name, metadata.schema.to_arrow_schema()) else None
 
 
 def _has_columns(name: str, schema: pa.Schema) -> bool:

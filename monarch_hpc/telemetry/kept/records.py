@@ -27,6 +27,7 @@ __all__ = [
     "by_table",
     "drop_empty",
     "numbers_of",
+    "numbers_of_rows",
     "split_calls",
     "take_records",
     "unpack_records",
@@ -134,6 +135,19 @@ def unpack_records(packed: bytes) -> bytes:
 def numbers_of(records: Any) -> Any:
     """The numbers of records, as an array that no longer needs these."""
     return records["seq"].copy()
+
+
+def numbers_of_rows(rows: Any, source: RecordSource) -> Any:
+    """The numbers of those rows of a table, as Arrow's, that are records of one process and place."""
+    columns = {name: rows.column(name).to_numpy() for name in rows.column_names if name != "run"}
+    chosen = np.array(rows.column("run").to_pylist(), object) == source.run
+    for name in ("mesh", "rank", "pid"):
+        chosen &= columns[name] == getattr(source, name)
+    if "call" in columns:  # sends of which some want no answer
+        is_cast = columns["record"] > CAST
+        wants_none = (columns["call"] == 0) & ~is_cast
+        chosen &= {CASTS: is_cast, EVENTS: wants_none}.get(source.what, ~is_cast & ~wants_none)
+    return columns["record"][chosen.astype(bool)].astype(np.uint64)
 
 
 def without(records: Any, numbers: Sequence[Any]) -> Any:

@@ -1,4 +1,7 @@
-"""Runs texts in SQL over the rows of tables. The door to DataFusion, which runs in processes of its own only."""
+"""Runs texts in SQL over the rows of tables.
+
+With `record_rows` the door to DataFusion, which runs in processes of its own only.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from monarch_hpc.wire.tables.pieces import ON_HOSTS, RECORD_TABLES, QueryPiece, 
 from monarch_hpc.wire.tables.schema import Table
 
 __all__ = [
+    "KEYS",
     "AnswerTooLong",
     "KeptRows",
-    "RecordRows",
     "RowSet",
     "columns_named",
     "columns_needed",
@@ -31,15 +34,20 @@ __all__ = [
     "context_of",
     "finish",
     "has_rows",
+    "open_context",
+    "register",
     "results_of",
+    "rows_of",
+    "rows_since",
     "run",
+    "union",
     "unparse",
 ]
 
 _QUERY_BYTES = 1 << 30
 """Limit on the memory that the engine gives to sorts and groups; it does not use the disk."""
 
-_KEYS = ("run", "mesh", "rank", "pid", "record")
+KEYS = ("run", "mesh", "rank", "pid", "record")
 """Columns that tell a row of a process from others."""
 
 
@@ -87,30 +95,6 @@ class RowSet:
     since_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRows:
-    """The rows of a table of records on one host, as Arrow's tables with the columns that are needed, or more.
-
-    Args:
-        rows: each row once.
-        older: rows that were kept as such: of them, those count that are not among *live* by now.
-        files: likewise.
-        live: all rows that are in memory, with the columns that tell them from each other.
-        place: where the files are.
-    """
-
-    rows: Sequence[Any]
-    older: Sequence[Any] = ()
-    files: Sequence[Path] = ()
-    live: Any = None
-    place: KeptRows | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are none."""
-        return not (self.older or self.files or any(len(one) for one in self.rows))
-
-
 class AnswerTooLong(Exception):
     """An answer has more than its limit of bytes after so many rows."""
 
@@ -123,7 +107,8 @@ _decoded = DecodedParts()
 """The rows of parts of other hosts, and of tables that are not records, for the next question of this process."""
 
 
-def _open_context() -> Any:
+def open_context() -> Any:
+    """Return a context without tables."""
     limits = datafusion.RuntimeEnvBuilder().with_greedy_memory_pool(_QUERY_BYTES).with_disk_manager_disabled()
     return datafusion.SessionContext(datafusion.SessionConfig().with_target_partitions(1), limits)
 
@@ -140,7 +125,8 @@ def unparse(plan: Any) -> str:
     return str(Unparser(Dialect.default()).plan_to_sql(plan))
 
 
-def _register(context: Any, name: str, rows: Any) -> None:
+def register(context: Any, name: str, rows: Any) -> None:
+    """Make a table of rows."""
     batches = rows.to_batches(max_chunksize=max(len(rows), 1))
     context.register_record_batches(name, [batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)]])
 
@@ -166,7 +152,7 @@ def columns_needed(pieces: Iterable[QueryPiece]) -> dict[str, set[str]]:
     """Return those columns, and those that tell live rows from kept ones."""
     found = columns_named(pieces)
     for table, named in found.items():
-        named.update({column.name for column in sql_tables()[table].columns}.intersection((*_KEYS, "host", "t")))
+        named.update({column.name for column in sql_tables()[table].columns}.intersection((*KEYS, "host", "t")))
     return found
 
 
@@ -182,50 +168,28 @@ def context_of(
     Args:
         columns: those that tables have; the rows may have more.
     """
-    context = _open_context()
+    context = open_context()
     asked = [name for name in names if name not in pulled]
     kept = _read_kept(context, rows, asked, unreadable, columns) if rows.kept and asked else {}
     for name in names:
         table, live = sql_tables()[name], rows.live.get(name)
         chosen = [one.name for one in table.columns if one.name in columns.get(name, (one.name,))]
         live = (table_of_rows(table, []) if live is None else live).select(chosen)
-        live = _since(table, live, rows.since_s)
+        live = rows_since(table, live, rows.since_s)
         if kept.get(name):
             context.register_view(name, _join(context, table, chosen, live, kept[name]))
         else:
-            _register(context, name, live)
+            register(context, name, live)
     return context
 
 
-def _since(table: Table[Any], rows: Any, since_s: float) -> Any:
+def rows_since(table: Table[Any], rows: Any, since_s: float) -> Any:
     """Those rows that are of interest."""
     if not (table.history and since_s and len(rows)):
         return rows
     import pyarrow.compute  # late: it takes as long to load as the engine itself
 
     return rows.filter(pyarrow.compute.greater_equal(rows.column("t"), least_time(since_s)))
-
-
-def _register_records(context: Any, name: str, records: RecordRows, columns: Collection[str], since_s: float) -> None:
-    """Make a table of rows that were read already, and of those that the engine reads."""
-    table = sql_tables()[name]
-    chosen = [one.name for one in table.columns if one.name in columns]
-    empty = table_of_rows(table, []).select(chosen)
-    rows = _since(table, pa.concat_tables([empty, *(one.select(chosen) for one in records.rows)]), since_s)
-    if not (records.older or records.files):
-        _register(context, name, rows)
-        return
-    frames = [context.from_arrow(pa.concat_tables(records.older))] if records.older else []
-    for path in records.files:
-        frame = context.read_parquet(str(path))
-        frames.append(frame if records.place is None else records.place.chosen(frame))
-    if since_s:
-        least = datafusion.lit(least_time(since_s))
-        frames = [frame.filter(datafusion.col("t") >= least) for frame in frames]
-    wanted = [*dict.fromkeys((*chosen, *_KEYS))]
-    own = context.from_arrow(records.live.select(_KEYS))
-    older = _union([frame.select(*wanted) for frame in frames]).join(own, on=[*_KEYS], how="anti").select(*chosen)
-    context.register_view(name, older.union(context.from_arrow(rows)))
 
 
 def _read_kept(
@@ -251,8 +215,8 @@ def _read_kept(
 
 def _join(context: Any, table: Table[Any], columns: Sequence[str], live: Any, kept: list[Any]) -> Any:
     """Some columns of the live rows of a table, and of those kept rows that are not among them."""
-    every = _union([frame.select(*columns) for frame in kept])
-    keys = [name for name in _KEYS if name in columns]
+    every = union([frame.select(*columns) for frame in kept])
+    keys = [name for name in KEYS if name in columns]
     own_names = {column.name for column in table.columns}
     if "record" not in own_names and "state" not in own_names:
         return every.union(context.from_arrow(live)).distinct() if len(live) else every.distinct()
@@ -262,7 +226,7 @@ def _join(context: Any, table: Table[Any], columns: Sequence[str], live: Any, ke
     return every.join(own.select(*keys), on=keys, how="anti").select(*columns).union(own)
 
 
-def _union(frames: list[Any]) -> Any:
+def union(frames: list[Any]) -> Any:
     """Frames behind each other; the engine descends as deep as unions are in each other."""
     while len(frames) > 1:
         pairs = zip(frames[::2], frames[1::2], strict=False)
@@ -279,23 +243,11 @@ def has_rows(some: KeptRows) -> bool:
     return bool(kept.files or kept.unreadable or any(some.has(part.host) for part in kept.parts))
 
 
-def results_of(
-    pieces: Sequence[QueryPiece],
-    rows: RowSet,
-    unreadable: list[str],
-    records: Mapping[str, RecordRows] | None = None,
-) -> list[Any]:
-    """Return the results of the pieces over some rows.
-
-    Args:
-        records: the rows of tables of one host's records, which are read already; those of others are in *rows*.
-    """
-    records, columns = records or {}, columns_needed(pieces)
-    context = context_of(rows, [name for name in columns if name not in records], unreadable, columns=columns)
-    named = columns_named(pieces)
-    for name, some in records.items():
-        _register_records(context, name, some, named[name], rows.since_s)
-    return [_rows(run(context, piece.host)) for piece in pieces]
+def results_of(pieces: Sequence[QueryPiece], rows: RowSet, unreadable: list[str]) -> list[Any]:
+    """Return the results of the pieces over some rows."""
+    columns = columns_needed(pieces)
+    context = context_of(rows, columns.keys(), unreadable, columns=columns)
+    return [rows_of(run(context, piece.host)) for piece in pieces]
 
 
 def combine(piece: QueryPiece, results: Iterable[Any]) -> Any:
@@ -303,9 +255,9 @@ def combine(piece: QueryPiece, results: Iterable[Any]) -> Any:
     every = _concat(results)
     if not piece.merge:
         return every
-    context = _open_context()
-    _register(context, PARTIAL, every)
-    return _concat([every.schema.empty_table(), _rows(run(context, piece.merge))])
+    context = open_context()
+    register(context, PARTIAL, every)
+    return _concat([every.schema.empty_table(), rows_of(run(context, piece.merge))])
 
 
 def finish(
@@ -333,14 +285,14 @@ def finish(
             live[table] = _widened(sql_tables()[table], _concat(some))
         pulled = [table for piece in plan.pieces for table in piece.tables]
         context = context_of(replace(rows, live=live), tables_of(plan.final), unreadable, pulled)
-        return _rows(run(context, plan.final), max_bytes)
+        return rows_of(run(context, plan.final), max_bytes)
     others = [name for name in tables_of(plan.final) if name not in ON_HOSTS] if plan.rule == "lookup" else []
     context = context_of(rows, others, unreadable)
-    _register(context, PARTIAL, _concat(results[0]))
-    return _rows(run(context, plan.final), max_bytes)
+    register(context, PARTIAL, _concat(results[0]))
+    return rows_of(run(context, plan.final), max_bytes)
 
 
-def _rows(frame: Any, max_bytes: int = _QUERY_BYTES) -> Any:
+def rows_of(frame: Any, max_bytes: int = _QUERY_BYTES) -> Any:
     """The rows of a frame, which the engine sorts and groups within its limit, but would return without one."""
     batches, num_rows, num_bytes = [], 0, 0
     for one in frame.execute_stream():

@@ -22,9 +22,9 @@ from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.wire.tables.pieces import sql_tables
 from monarch_hpc.wire.tables.procs import RunProcess
 
-__all__ = ["LiveReader", "LiveRecords"]
+__all__ = ["PLACES", "LiveReader", "LiveRecords"]
 
-_PLACES = {
+PLACES = {
     "handled": {EVENTS},
     "sends": {EVENTS, SENDS, CASTS},
     "metrics": {METRICS},
@@ -100,7 +100,7 @@ class LiveReader:
         Args:
             procs: the processes of the host, with the descriptor of their memory.
         """
-        places = set[str]().union(*(_PLACES[name] for name in names))
+        places = set[str]().union(*(PLACES[name] for name in names))
         taken: dict[str, list[_Taken]] = {name: [] for name in names}
         opened: dict[str, list[Sequence[Any]]] = {name: [] for name in names}
         least: dict[RecordSource, int] = {}

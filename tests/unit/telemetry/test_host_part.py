@@ -191,10 +191,12 @@ def test_answers_are_those_of_a_process_that_has_kept_nothing(
 
 def test_rows_are_those_of_single_records_and_files(host: _Host, questions: list[HostQuestion]) -> None:
     part, chance = HostPart(), random.Random(1)
-    for step in range(4):
+    for step in range(5):
         host.procs[0].work(chance, 200)
         if step % 2:
             host.keeper.finish()
+        if step == 2:
+            compact(host.directory, 0)
         # Spans and calls that are written while they run are so in files for ever.
         for question in questions[:6]:
             assert _ask(host, part, question)[0] == _whole(host, question), question
