@@ -91,11 +91,11 @@ def command(
         if explain:
             _show_plan(asked.engine.taken)
             return 0
-        form = "parquet" if path is not None else "json"
-        found = asked.collect(timeout_s, None if since is None else float(since), form)
+        wanted = "parquet" if path is not None else "json"
+        found = asked.collect(timeout_s, None if since is None else float(since), wanted)
         if not partial:
             found.check_inputs()
-        answer = asked.finish(found, form, timeout_s)
+        answer = asked.finish(found, wanted, timeout_s)
     if found.missing:
         output.warn(f"the answer lacks rows of {_named(found.missing)}, which did not answer within {timeout_s:g} s")
     if found.left_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ TIME = pa.timestamp("us", tz="UTC")
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
+@functools.cache
 def schema_of(table: Table[Any]) -> pa.Schema:
     """The columns of a table as Arrow's: ``t`` is a timestamp."""
     fields = [(one.name, TIME if one.name == "t" else _TYPES[one.kind]) for one in table.columns]
@@ -23,7 +25,9 @@ def schema_of(table: Table[Any]) -> pa.Schema:
 
 def table_of_rows(table: Table[Any], rows: Sequence[Sequence[Any]]) -> pa.Table:
     """The rows of `wire.tables`, each a list of values, as columns."""
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(table.columns)
+    if not rows:
+        return schema_of(table).empty_table()
+    columns = list(zip(*rows, strict=True))
     arrays = []
     for column, values in zip(table.columns, columns, strict=True):
         if column.name == "t":

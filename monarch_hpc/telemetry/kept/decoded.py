@@ -72,6 +72,7 @@ class DecodedParts:
         self._entries: dict[tuple[PartFile, str], _Decoded] = {}  # what was used last is last
         self._indexes: dict[tuple[PartFile, str], PartIndex] = {}
         self._least: Mapping[RecordSource, int] | None = None
+        self._parts: list[PartFile] = []
 
     @property
     def num_bytes(self) -> int:
@@ -88,8 +89,10 @@ class DecodedParts:
         """
         self._question += 1
         self._least = least
-        present = {*parts}
-        self._indexes = {key: index for key, index in self._indexes.items() if key[0] in present}
+        if self._parts != [*parts]:
+            self._parts = [*parts]
+            present = {*parts}
+            self._indexes = {key: index for key, index in self._indexes.items() if key[0] in present}
 
     def index(self, part: PartFile, name: str, columns: Columns) -> PartIndex:
         """Return what is known of a table of records in a part.
@@ -98,11 +101,12 @@ class DecodedParts:
             columns: those with which the rows are decoded if nothing is known of them.
         """
         assert self._least is not None, "a question that asks for it says what is in memory"
-        if (part, name) not in self._indexes:
+        index = self._indexes.get((part, name))
+        if index is None:
             self._entries.pop((part, name), None)
             for _ in self.rows(part, [name], columns):
                 pass
-        index = self._indexes[part, name]
+            index = self._indexes[part, name]
         index.forget_below(self._least)
         return index
 

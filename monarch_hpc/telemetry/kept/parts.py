@@ -10,6 +10,7 @@ version of its format; the first version, whose records are not in columns, has 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import zlib
@@ -43,6 +44,9 @@ _NAME = r"(\d{1,6})-(\d{1,9})"
 _TABLE = re.compile(_NAME)
 _PART = re.compile(_NAME + r"(?:\.(\d{1,3}))?")
 _VERSION = 2
+_KEEP_PARTS = 1024
+"""Parts that are kept as objects: those of a host between two times at which tables are made of them, and more."""
+
 _LEVEL = 1
 """Of zlib: the sixth takes twice the time for a twelfth of the size."""
 
@@ -76,18 +80,29 @@ class PartFile:
         return self.version > 1
 
 
-def list_parts(directory: Path) -> list[PartFile]:
-    """Return the parts in an allocation's directory, by host and number."""
+def list_parts(directory: Path, host: int | None = None) -> list[PartFile]:
+    """Return the parts in an allocation's directory, by host and number.
+
+    Args:
+        host: rank of a host, whose parts are looked for only: a thousand hosts have ten thousand.
+    """
     found = []
     with contextlib.suppress(FileNotFoundError), os.scandir(directory / KEPT / _PARTS) as entries:
         for entry in entries:
             match = _PART.fullmatch(entry.name)
+            if match is None or (host is not None and int(match[1]) != host):
+                continue
             with contextlib.suppress(FileNotFoundError):  # it has become a part of a table
-                if match is not None:
-                    stat = entry.stat(follow_symlinks=False)
-                    place, version = (int(match[1]), int(match[2])), int(match[3] or 1)
-                    found.append(PartFile(Path(entry.path), *place, stat.st_size, stat.st_mtime_ns, version))
+                stat = entry.stat(follow_symlinks=False)
+                place, version = (int(match[1]), int(match[2])), int(match[3] or 1)
+                found.append(_part(entry.path, *place, stat.st_size, stat.st_mtime_ns, version))
     return sorted(found, key=lambda one: (one.host, one.number))
+
+
+@functools.lru_cache(_KEEP_PARTS)
+def _part(path: str, host: int, number: int, num_bytes: int, changed_ns: int, version: int) -> PartFile:
+    """The same object for the same file: they are compared for each question."""
+    return PartFile(Path(path), host, number, num_bytes, changed_ns, version)
 
 
 def write_part(directory: Path, host: int, number: int, chunks: bytes) -> int:

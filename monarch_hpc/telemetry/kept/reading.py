@@ -98,9 +98,13 @@ class Kept:
         return {name: pa.concat_tables(some) for name, some in found.items()}
 
 
-def find_kept(directory: Path) -> Kept:
-    """Look for what an allocation has kept."""
-    parts = list_parts(directory)  # before tables: a part is removed after the files with its rows are there
+def find_kept(directory: Path, host: int | None = None) -> Kept:
+    """Look for what an allocation has kept.
+
+    Args:
+        host: rank of a host, whose parts are looked for only; all files of tables are.
+    """
+    parts = list_parts(directory, host)  # before tables: a part is removed after the files with its rows are there
     later = [part.path for part in parts if not part.is_readable]
     kept = Kept([part for part in parts if part.is_readable], {}, later)
     for name, paths in list_tables(directory).items():

@@ -16,7 +16,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.kept.decoded import DecodedParts, PartIndex
-from monarch_hpc.telemetry.kept.parts import PartFile, list_parts, list_tables
+from monarch_hpc.telemetry.kept.parts import PartFile
 from monarch_hpc.telemetry.kept.reading import Columns, Kept, find_kept
 from monarch_hpc.telemetry.kept.records import RecordSource
 from monarch_hpc.telemetry.scribe.procs import ProcPlace
@@ -43,7 +43,7 @@ _File = PartFile | Path
 class _FileResult:
     """The result of a piece over some files of the host."""
 
-    files: frozenset[_File]
+    files: list[_File]
     result: Any
 
 
@@ -72,12 +72,14 @@ class HostPart:
             procs: the processes of the host, with the descriptor of their memory.
         """
         names = [name for name in question.tables if name in RECORD_TABLES]
-        if not self._known.issubset(_all_files(Path(begin.directory)) if self._known else ()):
-            self._known.clear()
-            self._reader.forget()  # the records of a file that is gone may still be in memory
         # Before the files: what is in neither has been lost in between.
         live = self._reader.take(names, procs, begin.host, correction)
-        kept = find_kept(Path(begin.directory)) if begin.directory else Kept([], {}, [])
+        kept = find_kept(Path(begin.directory), begin.rank) if begin.directory else Kept([], {}, [])
+        if self._known and not self._known.issubset(_files_of(kept)):
+            self._known.clear()
+            self._reader.forget()  # the records of a file that is gone may still be in memory
+            live = self._reader.take(names, procs, begin.host, correction)
+            kept = find_kept(Path(begin.directory), begin.rank)
         own = _OwnFiles(self._decoded, self._indexes, kept, begin, live, question)
         self._reader.keep(live, own.known)
         self._known.update(*own.files.values())
@@ -94,11 +96,13 @@ class HostPart:
     def _divided(self, piece: QueryPiece, own: _OwnFiles, rest: RowSet) -> Any:
         """The result of a piece, of which that over earlier files is kept."""
         (name,) = piece.tables
-        files = frozenset(own.files[name])
+        files = own.files[name]
         kept = self._results.get(piece.host)
-        if kept is None or not kept.files <= files:
-            kept = _FileResult(frozenset(), None)
-        if new := [file for file in own.files[name] if file not in kept.files]:
+        if kept is None or (kept.files != files and not {*kept.files}.issubset(files)):
+            kept = _FileResult([], None)
+        if kept.files != files:
+            known = {*kept.files}
+            new = [file for file in files if file not in known]
             (result,) = results_of_records([piece], rest, {name: own.written(name, new)})
             kept = _FileResult(files, result if kept.result is None else combine(piece, [kept.result, result]))
             if kept.result.nbytes <= _MAX_RESULT_BYTES:
@@ -110,8 +114,8 @@ class HostPart:
         return result if kept.result is None else combine(piece, [kept.result, result])
 
 
-def _all_files(directory: Path) -> set[_File]:
-    return {*list_parts(directory), *(path for paths in list_tables(directory).values() for path in paths)}
+def _files_of(kept: Kept) -> set[_File]:
+    return {*kept.parts, *(path for paths in kept.files.values() for path in paths)}
 
 
 class _OwnFiles:
@@ -143,7 +147,7 @@ class _OwnFiles:
         self._needed: Columns = columns_needed(question.pieces)
         self._place = KeptRows(Path(begin.directory), ranks=[begin.rank], hosts={begin.rank: begin.host})
         self.of_others = [self._place] if begin.directory else []
-        self._parts = [part for part in kept.parts if part.host == begin.rank]
+        self._parts = kept.parts
         self.files: dict[str, list[_File]] = {}
         self.known: dict[str, dict[RecordSource, list[Any]]] = {}
         self._as_such: dict[str, list[Any]] = {}
