@@ -60,10 +60,13 @@ def test_no_import_brings_a_heavy_package() -> None:
     late = {"monarch_hpc.rdma.arrays", "monarch_hpc.rdma.tensors", "monarch_hpc.wire.tensors"}
     late |= {"monarch_hpc.rdma.trees.arrays", "monarch_hpc.rdma.trees.tensors"}
     # Loaded in processes of their own.
-    late |= {f"monarch_hpc.telemetry.kept.{name}" for name in ("arrow", "columns", "compact", "decoded", "reading")}
+    late |= {
+        f"monarch_hpc.telemetry.kept.{name}"
+        for name in ("arrow", "columns", "compact", "decoded", "reading", "records")
+    }
     late |= {
         f"monarch_hpc.telemetry.sql.{name}"
-        for name in ("context", "live", "planning", "problems", "replies", "results")
+        for name in (*("context", "host_part", "live", "planning", "problems", "record_rows", "replies", "results"),)
     }
     # Submitit's plugins, and the programs that they start; and mesh tensors.
     late |= {name for name in (module.name for module in modules()) if name.startswith(_LATE_PACKAGES)}
