@@ -1,4 +1,4 @@
-"""What a program keeps between its questions in SQL: channels to heads, and how questions are answered."""
+"""Keeps channels to heads, and how questions in SQL are answered, for the next question of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process keeps of its host between questions: the answers are those of one that has kept nothing."""
+"""Answers of a process that keeps something of its host between questions: those of one that has kept nothing."""
 
 from __future__ import annotations
 

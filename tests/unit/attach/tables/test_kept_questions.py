@@ -1,4 +1,4 @@
-"""What a program keeps between questions: one channel for each allocation, and plans that hold for later."""
+"""A program keeps one channel for each allocation between questions, and plans that hold for later."""
 
 from __future__ import annotations
 
