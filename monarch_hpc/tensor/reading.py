@@ -29,7 +29,7 @@ def answer_of(view: View, reply: Reply, expected: int = 0, epoch: int | None = N
     Args:
         expected: the version that the rank must have: all commits that were issued before.
         epoch: that of the engine when it was asked; None for the current one.
-        site: the line that reads; None for that which takes the answer.
+        site: the line that reads; None where nothing is copied.
 
     Raises:
         DeviceMeshError: a rank is gone.
@@ -52,8 +52,9 @@ def answer_of(view: View, reply: Reply, expected: int = 0, epoch: int | None = N
     if engine.recovery is not None:
         engine.recovery.release(version, num_changes)
     if kind == "refused":
+        assert site is not None, "only copies are refused"
         rank, failure = value
-        raise FailedOp(rank, site or site_here(1), failure).error()
+        raise FailedOp(rank, site, failure).error()
     return value
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.control.questions import Rows, SqlAnswer
-from monarch_hpc.wire.tables.pieces import AnswerPart, parse_part
+from monarch_hpc.wire.tables.pieces import AnswerPart, parse_part, ranks_of
 
 __all__ = ["given_results", "whole_parts", "with_answer"]
 
@@ -29,7 +29,7 @@ def given_results(given: str, parts: Sequence[AnswerPart], names: Mapping[int, s
     Args:
         names: those of hosts, by rank.
     """
-    ranks = [rank for part in parts for first, last in part.ranks for rank in range(first, last)]
+    ranks = ranks_of(parts)
     document = json.loads(given)
     document["parts"] = [part.results for part in parts]
     document["known"] = {place: {str(rank): names.get(rank, "") for rank in ranks} for place in document["kept"]}

@@ -30,6 +30,7 @@ from monarch_hpc.wire.tables.pieces import (
     name_cut,
     parse_part,
     parse_question,
+    ranks_of,
     spans_of,
     sql_tables,
 )
@@ -38,7 +39,7 @@ __all__ = ["answer_part", "answer_question", "finish_question", "merge_parts"]
 
 
 _host = HostPart()
-"""What this process keeps of its host for the next question."""
+"""Keeps of its host what the next question of this process may need."""
 
 
 def answer_part(asked: AskEngine, begin: BeginLeaf, procs: list[tuple[ProcPlace, int]]) -> AnswerPart:
@@ -68,7 +69,7 @@ def merge_parts(asked: MergeParts) -> AnswerPart:
     results = [unpack(part.results) for part in parts]
     merged = [combine(piece, [one[place] for one in results]) for place, piece in enumerate(question.pieces)]
     text, places = fit(merged, asked.max_bytes, MAX_ROWS)
-    ranks = [rank for part in parts for first, last in part.ranks for rank in range(first, last)]
+    ranks = ranks_of(parts)
     cut = [source for part in parts for source in part.cut] + _cut(asked.source, question, places)
     return AnswerPart(text, {}, spans_of(ranks), cut, sum(part.dropped for part in parts))
 

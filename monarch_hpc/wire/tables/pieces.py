@@ -26,6 +26,7 @@ __all__ = [
     "name_cut",
     "parse_part",
     "parse_question",
+    "ranks_of",
     "spans_of",
     "sql_tables",
 ]
@@ -148,6 +149,11 @@ def spans_of(numbers: Iterable[int]) -> list[list[int]]:
         else:
             found.append([number, number + 1])
     return found
+
+
+def ranks_of(parts: Iterable[AnswerPart]) -> list[int]:
+    """Return the ranks of the hosts that parts of an answer are of; see `spans_of`."""
+    return [rank for part in parts for first, last in part.ranks for rank in range(first, last)]
 
 
 def _parse(cls: type[_T], text: str, what: str) -> _T | None:
