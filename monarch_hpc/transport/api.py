@@ -165,6 +165,13 @@ class FrameChannel(Protocol):
         """Write *data* to the peer's memory at *offset*; done when the data has arrived. Otherwise as `get`."""
         ...
 
+    def probe(self, asked_us: int) -> None:
+        """Ask the peer to send something soon; *asked_us* is the time, in microseconds of the engine's clock.
+
+        `received_s` then shows that the process lives, where an open socket may be that of one that is ending.
+        """
+        ...
+
     def consumed(self, dest: int, cost: int) -> None:
         """Report that local actor *dest* has handled a CALL frame that cost *cost*, see `transport.credit`."""
         ...
@@ -249,7 +256,7 @@ class LaneListener(Protocol):
         """The lane has failed; no frame follows. Not called by or after `Lane.close`."""
         ...
 
-    def probe_lane(self, asked_us: int) -> None:
+    def probe(self, asked_us: int) -> None:
         """Ask the peer to send on the lane, then echo *asked_us* on the socket: see `Lane.answered`."""
         ...
 
@@ -323,7 +330,7 @@ class Lane(Protocol):
         ...
 
     def answered(self, asked_us: int) -> None:
-        """Handle an answer to `LaneListener.probe_lane` that came over the socket."""
+        """Handle an answer to `LaneListener.probe` that came over the socket."""
         ...
 
     def close(self, error: TransportError, *, peer_died: bool) -> None:

@@ -324,18 +324,18 @@ class PeerChannel:
 
     # ---- the lane ----
 
-    def probe_lane(self, asked_us: int) -> None:
-        """Ask the peer to send on the lane, then echo *asked_us* on the socket."""
+    def probe(self, asked_us: int) -> None:
+        """Ask the peer to send on its lane, if it has one, then echo *asked_us* on the socket."""
         self._send_on_socket(Frame(Kind.PROBE, 0, asked_us))
 
     def _on_probe(self, frame: Frame) -> None:
-        if frame.dest:
-            if self._incoming is not None:
-                self._incoming.answered(frame.reply)
-        elif self._lane is not None:
+        if not frame.dest:
             with contextlib.suppress(TransportError):  # no echo if the lane did not take the frame
-                self._lane.send(Frame(Kind.PROBE, 1))
+                if self._lane is not None:
+                    self._lane.send(Frame(Kind.PROBE, 1))
                 self._send_on_socket(Frame(Kind.PROBE, 1, frame.reply))
+        elif self._incoming is not None:
+            self._incoming.answered(frame.reply)
 
     def _send_on_socket(self, frame: Frame) -> None:
         """Send on the socket even when there is a lane."""

@@ -222,7 +222,7 @@ class _Taken:
         """Keep the error."""
         self.errors.append(error)
 
-    def probe_lane(self, asked_us: int) -> None:
+    def probe(self, asked_us: int) -> None:
         """There is no peer to ask."""
 
 

@@ -366,6 +366,15 @@ def leave(libucp: str) -> None:
     print("left")
 
 
+def lost(libucp: str) -> None:
+    """The program closes UCX's descriptor: the next driver is told, and nothing of UCX is used any more."""
+    with contextlib.suppress(OSError), joined(libucp) as (end, _key, _address):
+        exchange(end, 100)
+        os.close(end.worker.fd)
+        end.step(PATIENCE_S)
+    print(f"told {end.worker.close()}")
+
+
 def is_refused(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
@@ -383,6 +392,7 @@ DRILLS: dict[str, Callable[..., None]] = {
     "grow": grow,
     "idle": idle,
     "leave": leave,
+    "lost": lost,
 }
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from monarch_hpc.mesh.program.allocations.tenancy import Tenancy
 from monarch_hpc.mesh.program.kept.keep import keep_procs
 from monarch_hpc.mesh.program.procs.deaths import Deaths
 from monarch_hpc.mesh.program.procs.quarantine import Quarantine
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["LocalDoor"]
@@ -26,8 +27,9 @@ __all__ = ["LocalDoor"]
 _STOPPED = "these procs were stopped, or are kept, and cannot be healed: spawn others"
 
 _RECHECK_S = 0.1
-"""A proc that another proc reports lost is alive if the program's channel to it is still open after this time: the
-kernel closes a dead process's sockets."""
+"""A proc that another proc reports lost is asked for a sign of life after this time, and looked at again after each
+such time. That its sockets are open is none: the kernel closes them last, after it has taken back the memory, seconds
+later where that is large or the cores are busy."""
 
 
 class LocalDoor(ProgramDoor):
@@ -286,15 +288,26 @@ class LocalDoor(ProgramDoor):
 
     def explain(self, incarnation: int) -> Future[Death | None]:
         """The death of a proc; None if nothing is known of it."""
-        future: Future[Death | None] = Future(self.runtime.engine)
+        engine = self.runtime.engine
+        future: Future[Death | None] = Future(engine)
 
-        def recheck() -> None:
+        def ask() -> None:
             channel = self.runtime.node.channels.get(incarnation)
-            if channel is not None and channel.error is None:  # alive: only the caller's route to it is cut
-                future.set_result(None)
+            if channel is not None and not future.done():
+                asked_s = engine.clock()
+                channel.probe(int(asked_s * 1e6))
+                look(channel, asked_s)
+
+        def look(channel: FrameChannel, asked_s: float) -> None:
+            if future.done() or channel.error is not None:
+                return
+            if channel.received_s > asked_s:
+                future.set_result(None)  # alive: only the caller's route to it is cut
+            else:
+                engine.call_later(_RECHECK_S, lambda: look(channel, asked_s))
 
         def perform() -> None:
-            self.runtime.engine.call_later(_RECHECK_S, recheck)
+            engine.call_later(_RECHECK_S, ask)
             self._deaths.explain(
                 incarnation,
                 "",
@@ -302,5 +315,5 @@ class LocalDoor(ProgramDoor):
                 lambda _where, _on_cause: future.set_result(None),
             )
 
-        self.runtime.engine.call_soon(perform)
+        engine.call_soon(perform)
         return future

@@ -196,6 +196,7 @@ cdef extern from "core.h" nogil:
     mh_status_t mc_target_unpack(void *, size_t, const void *, size_t)
     int mc_poisoned
     mc_worker *mc_worker_new()
+    int mc_lost(mc_worker *)
     int mc_thread_start(mc_worker *)
     void mc_thread_stop(mc_worker *)
     int mc_worker_busy(mc_worker *)
@@ -304,6 +305,8 @@ def use_gpu(uintptr_t context, uintptr_t get_current, uintptr_t push_current, ui
 
 
 cdef int _alive(mc_worker *worker) except -1:
+    if mc_poisoned == 2:
+        raise UcxError("UCX, whose descriptors the program has closed", -24)
     if mc_poisoned:
         raise RuntimeError("this process was forked from one that uses UCX, which does not survive a fork; start it with exec")
     if worker == NULL:  # a thread that sends may come to this after another one has closed it
@@ -581,12 +584,16 @@ cdef class Worker:
 
         Returns:
             ``(fd, mask)`` of each ready descriptor, except UCX's; then `take` the messages.
+
+        Raises:
+            OSError: of epoll_wait; EBADF, too, if the program has closed UCX's descriptors.
         """
         cdef epoll_event events[EVENTS_MAX]
         cdef int count, i
         cdef int64_t spin_ns = <int64_t>(spin_s * 1e9)
         cdef int64_t timeout_ns = -1 if timeout_s < 0 else <int64_t>(timeout_s * 1e9)
-        _alive(self.worker)
+        if mc_poisoned != 2 or self.worker == NULL:
+            _alive(self.worker)
         with nogil:
             count = mc_worker_poll(self.worker, epoll_fd, events, EVENTS_MAX, spin_ns, timeout_ns)
         if count < 0:
@@ -787,7 +794,7 @@ cdef class Worker:
             Whether all of UCX has been destroyed.
         """
         cdef mc_worker *worker = self.worker
-        if worker == NULL or mc_poisoned:
+        if worker == NULL or mc_lost(worker):
             self.worker = NULL
             return True
         with nogil:
@@ -825,7 +832,7 @@ cdef class Worker:
 
     def __dealloc__(self):
         # Never closed: its constructor failed, or the interpreter is exiting.
-        if self.worker != NULL and not mc_poisoned:
+        if self.worker != NULL and not mc_lost(self.worker):
             mc_thread_stop(self.worker)
             if mc_worker_drain(self.worker, 0) and not mc_worker_busy(self.worker) and not self.num_mapped:
                 mc_worker_destroy(self.worker)

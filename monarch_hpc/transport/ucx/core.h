@@ -13,6 +13,7 @@
 #define MC_CORE_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -158,7 +159,9 @@ typedef struct mc_piece {
 static void mc_lane_closed(mc_lane *lane);
 static void mc_lane_drain(mc_lane *lane);
 
-static int mc_poisoned; /* set in a forked child: UCX does not survive a fork */
+/* Set where UCX must not be used any more: in a forked child, which it does not survive (1), and once the program has
+ * closed its descriptors (2). */
+static _Atomic int mc_poisoned;
 
 static inline uint64_t mc_now_ns(void) {
     struct timespec now;
@@ -816,6 +819,14 @@ static int mc_ask_sockets(mc_worker *worker, int epoll_fd, struct epoll_event *e
     return kept;
 }
 
+/* Whether UCX must not be used. libucp asserts what it does with its descriptors, which a program may have closed
+ * (os.closerange). */
+static int mc_lost(mc_worker *worker) {
+    if (!atomic_load(&mc_poisoned) && worker->event_fd >= 0 && fcntl(worker->event_fd, F_GETFD) < 0)
+        atomic_store(&mc_poisoned, 2);
+    return atomic_load(&mc_poisoned);
+}
+
 /* Sleep until UCX or *epoll_fd* is ready, or the time is over; returns as `mc_ask_sockets`. Does not sleep, and returns
  * -EAGAIN, if another thread has sent something; or -EBUSY, if UCX has something to do. That stays so while its messages
  * wait for room in a peer's queue: a caller that finds nothing to do leaves the core to the peer, which may share it. */
@@ -828,7 +839,7 @@ static int mc_sleep(mc_worker *worker, int epoll_fd, struct epoll_event *events,
                     ? -EBUSY
                     : mc_ask_sockets(worker, epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
     atomic_store(&worker->sleeping, 0);
-    return count;
+    return mc_lost(worker) ? -EBADF : count;
 }
 
 /* Let the thread check after `MC_LEAVE_NS`, unless that is due already. */
@@ -844,6 +855,8 @@ static void mc_set_alarm(mc_worker *worker) {
 static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t spin_ns,
                           int64_t timeout_ns) {
     uint64_t began_ns = 0;
+    if (mc_lost(worker))
+        return -EBADF;
     int count = 0, busy = 0, entered = mc_gpu_enter();
     atomic_fetch_add(&worker->polls, 1);
     atomic_store(&worker->driven, 1);
@@ -922,6 +935,11 @@ static void *mc_thread_main(void *arg) {
     int drives = 0, busy = 0, entered = 0;
     while (!atomic_load(&worker->stop)) {
         int moved = 0;
+        if (mc_lost(worker)) { /* the next driver fails */
+            atomic_store(&worker->stop, 1);
+            mc_tell_away(worker, UINT64_MAX);
+            break;
+        }
         if (!entered)
             entered = mc_gpu_enter();
         mc_flush_dirty(worker);

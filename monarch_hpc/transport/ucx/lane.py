@@ -121,7 +121,7 @@ class UcxLane:
 
     def ask(self, asked_us: int) -> None:
         """Ask the peer for a sign on the lane; see `transport.ucx.hole_probe`."""
-        self._listener.probe_lane(asked_us)
+        self._listener.probe(asked_us)
 
     def answered(self, asked_us: int) -> None:
         """Handle an answer to `ask`, which came on the socket."""

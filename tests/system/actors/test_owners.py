@@ -15,6 +15,7 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, ProcMesh, SpawnError, endpoint
 from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import SharedHosts, settle
 
@@ -31,6 +32,10 @@ class Worker(Actor):
     @endpoint
     def end(self, code: int) -> None:
         os._exit(code)
+
+    @endpoint
+    async def rest(self) -> None:
+        await asyncio.Event().wait()
 
 
 class Owner(Actor):
@@ -112,6 +117,17 @@ class Owner(Actor):
         first = worker.end.call_one(9).exception(_PATIENCE_S)
         second = worker.pid.call_one().exception(_PATIENCE_S)
         return f"{type(first).__name__}: {first}", f"{type(second).__name__}: {second}", time.monotonic() - begun_s
+
+    @endpoint
+    def ask_across_a_cut(self, worker: ActorMesh[Worker], incarnation: int) -> tuple[str, float]:
+        """Lose the channel to the worker amid a call; return the call's error, and the seconds it took."""
+        begun_s = time.monotonic()
+        worker.pid.call_one().get(_PATIENCE_S)
+        call = worker.rest.call_one()
+        runtime = current_runtime()
+        runtime.engine.call_soon(lambda: runtime.node.channels[incarnation].give_up("cut on purpose"))
+        error = call.exception(_PATIENCE_S)
+        return f"{type(error).__name__}: {error}", time.monotonic() - begun_s
 
     @endpoint
     def ask_late(self, worker: ActorMesh[Worker]) -> str:
@@ -267,6 +283,15 @@ def test_actors_learn_that_a_proc_was_stopped(owner: ActorMesh[Owner], hosts: Ho
     for _ in range(2):
         text = owner.ask_late.call_one(worker).get(_PATIENCE_S)
         assert text == "ProcDied: actor worker[0] on local1, endpoint pid died: it was stopped: the season is over"
+
+
+def test_a_proc_that_lives_is_not_waited_for(owner: ActorMesh[Owner], hosts: HostMesh) -> None:
+    with hosts.slice(hosts=1).spawn_procs() as procs:
+        worker = procs.spawn("worker", Worker)
+        error, took_s = owner.ask_across_a_cut.call_one(worker, procs.procs[0].incarnation).get(_PATIENCE_S)
+        assert error.startswith("DeliveryUnknown: ") and "cut on purpose" in error
+        assert took_s < _PATIENCE_S / 2
+        assert not gone([procs.procs[0].pid])
 
 
 def test_who_is_no_proc_of_the_run_is_not_explained(owner: ActorMesh[Owner], proc: ProcMesh) -> None:

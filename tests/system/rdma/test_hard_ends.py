@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from monarch_hpc import Actor, ActorMesh, HostMesh, MeshFailure, ProcDied, endpoint
+from monarch_hpc import Actor, ActorMesh, HostMesh, MeshFailure, MonarchError, ProcDied, endpoint
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
@@ -61,6 +65,22 @@ class Party(Actor):
         memories = current_runtime().node.own_memory.memories._memories
         num_noted = len(memories) + sum(map(len, _lent.values())) + len(context().resources) - 1
         return after[0] - before[0], after[1] - before[1], num_noted
+
+    @endpoint
+    async def read(self, buffer: RDMABuffer) -> str:
+        """The error of a read, if there is one."""
+        try:
+            await buffer.read_into(np.zeros(_BYTES, np.uint8))
+        except MonarchError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    @endpoint
+    def keep_open(self) -> tuple[int, int]:
+        """Start a process that keeps the sockets of this one open; return its pid, and that of the own parent."""
+        links = {int(entry.name): entry for entry in Path("/proc/self/fd").iterdir()}
+        sockets = [fd for fd, entry in links.items() if entry.is_symlink() and "socket" in os.readlink(entry)]
+        return subprocess.Popen(["sleep", "600"], pass_fds=sockets).pid, os.getppid()
 
     @endpoint
     def pid(self) -> int:
@@ -170,6 +190,30 @@ def test_an_owner_that_ends_in_the_middle_costs_no_more_than_the_time_limit(
         buffer.read_into(here).get(_PATIENCE_S)
     else:
         wait_until("the failure", lambda: list(faults), timeout_s=_PATIENCE_S)
+
+
+@pytest.mark.parametrize("hosts", ["cma"], indirect=True)
+def test_a_death_has_its_cause_while_the_sockets_of_the_dead_are_still_open(
+    parties: ActorMesh[Party], faults: list[MeshFailure]
+) -> None:
+    # As for a while after each death, since the kernel takes back the memory first.
+    owner, user = parties.slice(gpus=0), parties.slice(gpus=1)
+    buffer, pid = owner.make.call_one().get(_PATIENCE_S), owner.pid.call_one().get(_PATIENCE_S)
+    assert user.read.call_one(buffer).get(_PATIENCE_S) == ""
+    keeper, parent = owner.keep_open.call_one().get(_PATIENCE_S)
+    halt(parent)  # who would report the death
+    try:
+        os.kill(pid, signal.SIGKILL)
+        outcome = user.read.call_one(buffer)
+        with pytest.raises(TimeoutError):
+            outcome.get(1.0)
+        os.kill(parent, signal.SIGCONT)
+        assert re.match("ProcDied: .*SIGKILL", outcome.get(_PATIENCE_S))
+    finally:
+        os.kill(parent, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # its proc's agent may have ended it
+            os.kill(keeper, signal.SIGKILL)
+    wait_until("the failure", lambda: list(faults), timeout_s=_PATIENCE_S)
 
 
 @pytest.mark.parametrize("hosts", ["ucx"], indirect=True)

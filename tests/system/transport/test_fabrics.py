@@ -317,7 +317,7 @@ def test_a_peer_that_leaves_has_not_died(joined: Joined) -> None:
 
 def test_the_peer_answers_a_probe_on_the_lane_and_then_on_the_socket(joined: Joined) -> None:
     lane = joined.lanes[1]
-    joined.client.engine.call_soon(partial(lane.listener.probe_lane, 4711))
+    joined.client.engine.call_soon(partial(lane.listener.probe, 4711))
     joined.client.until(lambda: lane.answers == [4711] and lane.num_frames > 0)
     assert not joined.client.frames
 

@@ -67,6 +67,12 @@ def test_a_program_may_end_with_everything_open(libucp: str, tls: str) -> None:
     assert run_drill(tls, libucp, "leave").startswith("left\n")
 
 
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_a_program_may_close_the_descriptor_of_ucx(libucp: str, tls: str) -> None:
+    assert run_drill(tls, libucp, "lost") == "told True\n"
+
+
 # Four seconds: each of sixteen ends waits for the frozen peer. Over shared memory none does.
 @pytest.mark.parametrize("libucp", LIBRARIES)
 def test_a_frozen_peer_does_not_hold_an_end_up_and_costs_a_bounded_number_of_workers(libucp: str) -> None:
