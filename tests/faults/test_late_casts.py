@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,8 @@ SEND = f"{USE}sizes.add.broadcast(numpy.zeros(1 << 18))\nsys.stdin.read()\n"
 HAND_OVER = f"{USE}sizes.add.broadcast(numpy.zeros(1 << 18))\nsizes.slice(hosts=1, p=0).add.broadcast([0])\n"
 
 CHECK = f"""{USE}
+print('here', flush=True)
+sys.stdin.readline()
 there = sizes.slice(hosts=1)
 while max(there.num_programs.call().get().values()) > 1:
     pass
@@ -73,41 +76,60 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with an allocation of two hosts; the second one's agent stops at the first message for several procs."""
     monkeypatch.setenv(FAILPOINTS_VARIABLE, "agent.cast@1=stop")
     (tmp_path / "sizes.py").write_text(ACTORS)
-    with allocation(tmp_path, 2):
+    with allocation(tmp_path, 2, transport__connect_s=30):  # an agent that goes on has much to do at first
         monkeypatch.delenv(FAILPOINTS_VARIABLE)
         yield tmp_path
 
 
-def check(home: Path, agent: int) -> str:
-    """What the kept actors of the second host have handled, whose agent goes on once they have lost all programs."""
-    checking = start(home, "run", "-a", "dev", script(home, CHECK), stdin=subprocess.PIPE)
-    try:
-        assert line(checking) == "alone\n"
-    finally:
-        os.kill(agent, signal.SIGCONT)
-    code, out, err = finish(checking, b"go\n")
-    assert code == 0, err
-    return out
+@dataclass(frozen=True)
+class Scene:
+    """Two programs, and the agent of the second host, which stands still with the message of the first.
+
+    Attributes:
+        sender: the program that has sent it.
+        checker: the program that will look what has come of it, attached since before: what the agent has is lost when
+            it stands still for too long, and a program takes many seconds to start on a busy machine.
+        agent: the agent's process id.
+    """
+
+    sender: subprocess.Popen[bytes]
+    checker: subprocess.Popen[bytes]
+    agent: int
+
+    def check(self) -> str:
+        """What the kept actors of the second host have handled, whose agent goes on once the sender is gone."""
+        try:
+            assert self.checker.stdin is not None
+            self.checker.stdin.write(b"look\n")
+            self.checker.stdin.flush()
+            assert line(self.checker) == "alone\n"
+        finally:
+            os.kill(self.agent, signal.SIGCONT)
+        code, out, err = finish(self.checker, b"go\n")
+        assert code == 0, err
+        return out
 
 
-def begin(home: Path, text: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a program whose message stays in the second host's agent; return it, and that agent's process id."""
+def begin(home: Path, text: str) -> Scene:
+    """Start a program whose message stays in the second host's agent, and one that looks at it afterwards."""
     code, _, err = call(home, "run", "-a", "dev", script(home, KEEP))
     assert (code, err) == (0, ""), err
     agent = hosts_of(home / "allocation")[1].agent
+    checker = start(home, "run", "-a", "dev", script(home, CHECK), stdin=subprocess.PIPE)
+    assert line(checker) == "here\n"
     sender = start(home, "run", "-a", "dev", script(home, text), stdin=subprocess.PIPE)
     wait_until("the agent stands still", lambda: getattr(read_stat(agent), "state", ""), accept="T".__eq__)
-    return sender, agent
+    return Scene(sender, checker, agent)
 
 
 def test_kept_actors_do_not_handle_what_was_on_its_way_when_its_program_died(home: Path) -> None:
-    dying, agent = begin(home, SEND)
-    kill_program(dying)
-    assert check(home, agent) == "[[524288], [524288]]\n"
-    assert finish(dying)[0] == 128 + signal.SIGKILL
+    scene = begin(home, SEND)
+    kill_program(scene.sender)
+    assert scene.check() == "[[524288], [524288]]\n"
+    assert finish(scene.sender)[0] == 128 + signal.SIGKILL
 
 
 def test_kept_actors_handle_in_order_what_a_program_has_sent_that_has_ended_in_order(home: Path) -> None:
-    ending, agent = begin(home, HAND_OVER)
-    assert check(home, agent) == "[[262144, 1, 524288], [262144, 524288]]\n"
-    assert finish(ending)[0] == 0
+    scene = begin(home, HAND_OVER)
+    assert scene.check() == "[[262144, 1, 524288], [262144, 524288]]\n"
+    assert finish(scene.sender)[0] == 0

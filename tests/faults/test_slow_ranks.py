@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,10 @@ pytest.importorskip("pyarrow")
 
 _PATIENCE_S = 60.0
 _SLOW = 2
-_STOPPED_S, _RUNNING_S = 0.045, 0.005
+_RUNNING_S = 0.005
+_STOPPED_TIMES = 9
+"""The process is stopped for so many times the time that it has run: more than asked for, on busy cores."""
+_STOPPED_AT_MOST_S = 2.0
 
 
 class Worker(Actor):
@@ -43,10 +47,11 @@ def throttled(pid: int) -> Iterator[None]:
 
     def throttle() -> None:
         while not over.is_set():
-            os.kill(pid, signal.SIGSTOP)
-            over.wait(_STOPPED_S)
-            os.kill(pid, signal.SIGCONT)
+            begun_s = time.monotonic()
             over.wait(_RUNNING_S)
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(min(_STOPPED_TIMES * (time.monotonic() - begun_s), _STOPPED_AT_MOST_S))
+            os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=throttle)
     thread.start()
