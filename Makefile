@@ -38,7 +38,7 @@ BUILD_PACKAGES = $(shell \
     $(PYTHON) -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("mpi"))' || echo openmpi-bin; \
     $(PYTHON) -c 'import ctypes; ctypes.CDLL("libpmix.so")' 2> /dev/null || echo libpmix-dev)
 
-.PHONY: help demo test fresh slurm-demo rdma-lab lint asan clean python system-packages
+.PHONY: help demo test fresh slurm-demo rdma-lab style lint asan clean python system-packages
 .NOTPARALLEL:
 
 help:
@@ -54,13 +54,15 @@ help:
 demo: $(VENV)/installed-examples
 	@$(BIN)/monarch-hpc run --local 2 examples/digits_ddp.py
 
-test: system-packages $(VENV)/installed-$(EXTRA) $(if $(filter dev,$(EXTRA)),lint)
-	$(BIN)/pytest $(SIDE_BY_SIDE)
+test: system-packages $(VENV)/installed-$(EXTRA) $(if $(filter dev,$(EXTRA)),style)
+	$(if $(filter dev,$(EXTRA)),VENV=$(VENV) .ci/tests,$(BIN)/pytest) $(SIDE_BY_SIDE)
 	VENV=$(VENV) .ci/asan
 
-lint: $(VENV)/installed-dev
+style: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 slurm-demo: $(VENV)/installed-examples system-packages
