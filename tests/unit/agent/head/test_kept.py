@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.control.allocation import Status, StatusReport
+from monarch_hpc.wire.control.allocation import Status, StatusReport, Vacate, Vacated
 from monarch_hpc.wire.control.kept import (
     KeepMesh,
     KeepProcs,
@@ -114,6 +114,16 @@ def test_a_kept_mesh_outlives_its_run_and_is_told_to_whoever_opens_it(world: Wor
     second = user(world, "3")
     assert second.take() == [ready(0), ready(1), ended(1), OPENED]
     assert listed(world)[0] | {"alive": 1, "hosts": ["n0"], "programs": 2} == listed(world)[0]
+
+
+def test_the_hosts_of_a_kept_mesh_do_not_move(world: World) -> None:
+    program = begin(world)
+    keep(world, program)
+    close(world, program)
+    mover = Party()
+    world.head.on_client(mover, Vacate())
+    assert mover.take() == [Vacated(f"keeps mesh {NAME}; 'monarch-hpc mesh stop' frees it")]
+    assert user(world).take() == [ready(0), ready(1), OPENED]  # and runs begin as before
 
 
 def test_all_that_use_it_are_told_of_deaths_and_only_the_first_program_gets_output(world: World) -> None:
