@@ -76,7 +76,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with an allocation of two hosts; the second one's agent stops at the first message for several procs."""
     monkeypatch.setenv(FAILPOINTS_VARIABLE, "agent.cast@1=stop")
     (tmp_path / "sizes.py").write_text(ACTORS)
-    with allocation(tmp_path, 2, transport__connect_s=30):  # an agent that goes on has much to do at first
+    with allocation(tmp_path, 2):
         monkeypatch.delenv(FAILPOINTS_VARIABLE)
         yield tmp_path
 

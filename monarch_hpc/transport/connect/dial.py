@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from monarch_hpc.transport.address import begin_connect
 from monarch_hpc.transport.api import FrameChannel, Peer
 from monarch_hpc.transport.connect.relay import CLOSED_THERE
 from monarch_hpc.transport.connect.routes import RouteKind, Routes
-from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.engine import STALE_S, Engine
 from monarch_hpc.transport.secure.fence import Fence
 from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, Dialing
 from monarch_hpc.transport.secure.noise import Cipher
@@ -157,11 +156,24 @@ class _Race:
             (limits.relay_s, [outbound for outbound in started if outbound.route is RouteKind.RELAY]),
         ):
             if group:
-                on_timeout = functools.partial(self._on_timeout, group, timeout_s)
-                self._timers.append(self._dialer.engine.call_later(timeout_s, on_timeout))
+                self._limit(group, timeout_s)
         for outbound in started:
             if self._done:
                 outbound.start()
+
+    def _limit(self, group: Sequence[_Outbound], timeout_s: float, *, again: bool = False) -> None:
+        """Give a group of addresses up after this time, or after twice of it if this process itself stood still."""
+        engine = self._dialer.engine
+        due_s = engine.clock() + timeout_s
+
+        def end() -> None:
+            if engine.clock() - due_s > STALE_S and not again:
+                self._limit(group, timeout_s, again=True)
+                return
+            for outbound in self._running.intersection(group):
+                outbound.give_up(f"no answer in {timeout_s:.1f} s")
+
+        self._timers.append(engine.call_later(timeout_s, end))
 
     def _try_indirect(self) -> None:
         if self._tried_indirect or not self._done:
@@ -195,10 +207,6 @@ class _Race:
             # An answer from a process with our key says more than silence from the other addresses.
             answers = [error for error in self._errors if not isinstance(error, PeerLost)]
             self._end((answers or self._errors)[0])
-
-    def _on_timeout(self, group: Sequence[_Outbound], timeout_s: float) -> None:
-        for outbound in self._running.intersection(group):
-            outbound.give_up(f"no answer in {timeout_s:.1f} s")
 
     def _end(self, result: FrameChannel | TransportError) -> None:
         waiting, self._done = self._done, []

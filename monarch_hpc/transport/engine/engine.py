@@ -23,12 +23,14 @@ from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_sleeper
 from monarch_hpc.transport.engine.sources import Poller, Sources
 from monarch_hpc.transport.engine.wakeup import Sleeper, holds
 
-__all__ = ["Engine"]
+__all__ = ["STALE_S", "Engine"]
 
 _LONGEST_S = 86400.0
 """Longest sleep; then the time is checked again: epoll counts milliseconds in 31 bits, which are 24 days."""
 
-_STALE_S = 0.1  # a timer this late shows that the process was stopped or starved
+STALE_S = 0.1
+"""A timer that is so late shows that the process was stopped or starved, and has read nothing meanwhile."""
+
 _MAX_EVENTS = 64  # in one round; select's own default allocates room for a thousand each time
 
 _Waiter = tuple[Sleeper, Callable[[], bool]]
@@ -290,7 +292,7 @@ class Engine(Sources):
         timers = self._timers
         if timers:
             now_s = self.clock()
-            if now_s - timers[0][0] > _STALE_S:
+            if now_s - timers[0][0] > STALE_S:
                 # Deliver queued events first, or timers would judge peers by stale data.
                 self._dispatch(self._events(0.0, ready))
             while timers and timers[0][0] <= now_s:

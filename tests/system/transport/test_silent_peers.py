@@ -1,16 +1,23 @@
-"""Connections to silent but healthy peers. Detection of cut connections is in tests/slurm/test_links.py."""
+"""Connections to silent but healthy peers, and of processes that stood still. tests/slurm/test_links.py cuts some."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from monarch_hpc.core.errors import TransportError
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.tcp.keepalive import CutDetector
+from tests.system.support import parties as parties_of
+from tests.system.support.parties import LIMITS, Party, parties
+
+__all__ = ["parties"]
 
 _CUT_S = 3.0
 _PATIENCE_S = 20.0
@@ -75,3 +82,23 @@ def test_other_sockets_are_left_alone(engine: Engine) -> None:
     with near, far:
         assert watched(engine, near) == []
         assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+
+
+def test_time_in_which_a_process_stood_still_is_not_that_of_the_peer_which_it_dials(
+    parties: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = dataclasses.replace(LIMITS, connect_s=0.5)
+    monkeypatch.setattr(parties_of, "LIMITS", limits)
+    server, client = parties(), parties()
+    addresses = server.node.listen(["127.0.0.1"])
+    results: list[object] = []
+    ended = Flag(client.engine)
+
+    def dial() -> None:
+        client.node.dial(addresses, 0, lambda result: (results.append(result), ended.set())[1])
+        # As of an agent that was stopped, or of one on a virtual machine that was.
+        client.engine.call_soon(lambda: time.sleep(2 * limits.connect_s))
+
+    client.engine.call_soon(dial)
+    assert ended.wait(_PATIENCE_S)
+    assert not isinstance(results[0], TransportError), results
