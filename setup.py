@@ -24,7 +24,7 @@ FOLDER = "monarch_hpc/transport/ucx"
 STRICT = [
     f"-Werror={name}" for name in ("incompatible-pointer-types", "int-conversion", "implicit-function-declaration")
 ]
-HEADERS = [f"{FOLDER}/{name}" for name in ("abi.h", "core.h", "library.h")]
+HEADERS = [f"{FOLDER}/{name}" for name in ("abi.h", "core.h", "environ.h", "library.h")]
 
 
 class BuildUnlessNoCompiler(build_ext):

@@ -32,6 +32,13 @@ cdef extern from "sys/epoll.h" nogil:
         uint32_t events
         epoll_data data
 
+cdef extern from "environ.h":
+    ctypedef struct mc_environ:
+        pass
+    int mc_environ_put(mc_environ *, char *const *, size_t)
+    void mc_environ_take(mc_environ *)
+
+
 cdef extern from "core.h" nogil:
     ctypedef signed char mh_status_t
     ctypedef void *mh_status_ptr_t
@@ -291,6 +298,34 @@ def _poison():
 
 
 os.register_at_fork(after_in_child=_poison)
+
+
+cdef class Environment:
+    """Variables that libucp reads while it starts, for the time of a ``with`` statement; a mapping of strings.
+
+    They are in the environment of C only, beside what is there: `os.environ` does not show them.
+    """
+
+    cdef mc_environ saved
+    cdef list entries
+
+    def __init__(self, variables):
+        self.entries = [os.fsencode(f"{name}={value}") for name, value in variables.items()]
+
+    def __enter__(self):
+        cdef size_t num = len(self.entries)
+        cdef char **entries = <char **>calloc(num + 1, sizeof(char *))
+        cdef bint fits = entries != NULL
+        if fits:
+            for place in range(num):
+                entries[place] = <bytes>self.entries[place]
+            fits = mc_environ_put(&self.saved, entries, num)
+        free(entries)
+        if not fits:
+            raise MemoryError("no memory for the environment of UCX")
+
+    def __exit__(self, *_):
+        mc_environ_take(&self.saved)
 
 
 cdef int _check(int status, what) except -1:

@@ -290,13 +290,10 @@ class UcxFabric:
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
     """Set *variables* in the environment: the only way to configure libucp, but not for the user's child processes."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
     try:
+        from monarch_hpc.transport.ucx import _ucx
+    except ImportError:  # not built, as `load_library` will say
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        return
+    with _ucx.Environment(variables):
+        yield
