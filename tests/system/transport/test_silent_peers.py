@@ -94,8 +94,12 @@ def test_time_in_which_a_process_stood_still_is_not_that_of_the_peer_which_it_di
     results: list[object] = []
     ended = Flag(client.engine)
 
+    def done(result: object) -> None:
+        results.append(result)
+        ended.set()
+
     def dial() -> None:
-        client.node.dial(addresses, 0, lambda result: (results.append(result), ended.set())[1])
+        client.node.dial(addresses, 0, done)
         # As of an agent that was stopped, or of one on a virtual machine that was.
         client.engine.call_soon(lambda: time.sleep(2 * limits.connect_s))
 
