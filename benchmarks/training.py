@@ -3,7 +3,8 @@
 All rows are of two ranks, or one, on this machine, with one thread each. Rounds of all rows alternate; a ratio is that
 of the medians. SPMD programs (DDP, DTensor) run in actors of a second mesh of procs, which compute alone while they are
 measured. With `--torchmonarch PYTHON`, an interpreter that has torchmonarch 0.7.0 runs the MLP, too. On a shared
-machine, CPU times say more than elapsed ones: that of the busiest rank, and that of the program.
+machine, CPU times say more than elapsed ones: that of the busiest rank, and that of the program. `--rows gpt` makes
+only the rows with this word, and what they are compared with, if that has it, too; so does a list of words.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -185,13 +187,14 @@ def ddp(module: nn.Module, mesh: Any) -> nn.Module:
 
 
 def ours(task: str, mesh: Mesh, kind: str, clocks: Callable[[], list[float]]) -> Callable[[int], Taken]:
-    """A row of ours: ``op by op``, or a ``remote`` module with DDP inside."""
+    """A row of ours: ``op by op``, a ``remote`` module with DDP inside, or ``alone``, without, on one rank."""
     build, loss_of, data = TASKS[task]
     torch.manual_seed(0)
     model, batch = build(), data()
     placed = tuple(distribute(part, mesh, ["dp"]) for part in batch)
-    if kind == "remote":
-        model = module_to_mesh(_WithLoss(model, loss_of), mesh, remote=True, parallelize=ddp, out_spec=["dp"])
+    if kind != "op by op":
+        wrap = ddp if kind == "remote" else None
+        model = module_to_mesh(_WithLoss(model, loss_of), mesh, remote=True, parallelize=wrap, out_spec=["dp"])
         optimizer: Any = RemoteOptimizer(torch.optim.AdamW, model.parameters(), lr=1e-3)
         return stepper(model, optimizer, lambda whole, given: whole(*given).mean(), placed, clocks)
     model = module_to_mesh(model, mesh)
@@ -250,24 +253,29 @@ def small(mesh: Mesh, clocks: Callable[[], list[float]], *, remote: bool) -> Cal
     return stepper(model, RemoteOptimizer(torch.optim.SGD, model.parameters(), lr=0.01), small_loss, batch, clocks)
 
 
-def rows(procs: Any, peers: Any) -> dict[str, Callable[[int], Taken]]:
-    """All rows but torchmonarch's, by name."""
+def rows(procs: Any, peers: Any, words: list[str]) -> dict[str, Callable[[int], Taken]]:
+    """The rows with one of *words* in their names, or all, by name; but torchmonarch's."""
     found: dict[str, Callable[[int], Taken]] = {}
     mesh, single, clocks = Mesh(procs=procs), Mesh(procs=procs.slice(dp=slice(0, 1))), clocks_of(procs)
 
-    def peer(name: str) -> Callable[[int], Taken]:
-        return lambda num: max(taken for _, taken in peers.steps.call(name, num).get().items())
+    def add(name: str, make: Callable[[], Callable[[int], Taken]]) -> None:
+        if not words or any(word in name for word in words):
+            found[name] = make()
+
+    def peer(task: str, kind: str) -> Callable[[int], Taken]:
+        peers.make.call(task, kind).get()
+        return lambda num: max(taken for _, taken in peers.steps.call(f"{task} {kind}", num).get().items())
 
     for task in TASKS:
         for kind in ("ddp", "dtensor"):
-            peers.make.call(task, kind).get()
-            found[f"{task} {kind}"] = peer(f"{task} {kind}")
+            add(f"{task} {kind}", partial(peer, task, kind))
         for kind in ("op by op", "remote"):
-            found[f"{task} ours, {kind}"] = ours(task, mesh, kind, clocks)
-        found[f"{task} one process"] = alone(task)
-        found[f"{task} ours on one rank"] = ours(task, single, "remote", clocks)
-    found["small ours, op by op"] = small(mesh, clocks, remote=False)
-    found["small ours, remote"] = small(mesh, clocks, remote=True)
+            add(f"{task} ours, {kind}", partial(ours, task, mesh, kind, clocks))
+        add(f"{task} one process", partial(alone, task))
+        add(f"{task} ours on one rank", partial(ours, task, single, "alone", clocks))
+        add(f"{task} ours on one rank, DDP", partial(ours, task, single, "remote", clocks))
+    add("small ours, op by op", partial(small, mesh, clocks, remote=False))
+    add("small ours, remote", partial(small, mesh, clocks, remote=True))
     return found
 
 
@@ -278,6 +286,8 @@ _RATIOS = [
     ("mlp ours, remote", "mlp ddp", 0.75),
     ("gpt ours on one rank", "gpt one process", 0.9),
     ("mlp ours on one rank", "mlp one process", 0.9),
+    ("gpt ours on one rank, DDP", "gpt one process", 0.0),
+    ("mlp ours on one rank, DDP", "mlp one process", 0.0),
     ("small ours, op by op", "small torchmonarch", 5.0),
     ("small ours, remote", "small torchmonarch", 5.0),
 ]
@@ -294,6 +304,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--torchmonarch", metavar="PYTHON", help="an interpreter that has torchmonarch 0.7.0")
+    parser.add_argument("--rows", nargs="*", default=[], metavar="WORD", help="of the names of rows; default: all")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     host = monarch_hpc.this_host()
@@ -301,7 +312,7 @@ def main() -> None:
     other = host.spawn_procs({"ranks": 2}, preload=["torch", "torch.distributed.tensor"], bootstrap=one_thread)
     spmd(other).init("cpu:gloo")  # torch's own, as in any SPMD program
     peers = other.spawn("peer", Peer)
-    table = rows(procs, peers)
+    table = rows(procs, peers, chosen.rows)
     monarch = Monarch(chosen.torchmonarch) if chosen.torchmonarch else None
     if monarch is not None:
         table["small torchmonarch"] = monarch.steps
@@ -317,7 +328,7 @@ def main() -> None:
         print(f"{name:28}{elapsed:10.2f}{rank:10.2f}{program:13.2f}")
     print(f"\n{'speed, ratio of medians':52}{'elapsed':>9}{'best':>9}{'CPU':>9}{'goal':>7}")
     for name, against, goal in _RATIOS:
-        if against in taken:
+        if name in taken and against in taken:
             pairs = list(zip(zip(*taken[against], strict=True), zip(*taken[name], strict=True), strict=True))
             elapsed, rank, _ = (statistics.median(one) / (statistics.median(other) or 1.0) for one, other in pairs)
             best = min(pairs[0][0]) / min(pairs[0][1])

@@ -22,7 +22,8 @@ class SummedGradients:
 
     Args:
         params: the parameters.
-        dims: for each, the dimensions of *mesh* over which its gradients are to be summed.
+        dims: for each, the dimensions of *mesh* over which its gradients are to be summed; along those of one rank
+            there is nothing to add.
         mesh: the DeviceMesh of the world.
 
     Attributes:
@@ -32,8 +33,9 @@ class SummedGradients:
 
     def __init__(self, params: Sequence[Any], dims: Sequence[tuple[str, ...]], mesh: Any) -> None:
         self.params = list(params)
-        self._dims = list(dims)
-        self._own = [place for place, own in enumerate(dims) if own]
+        sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+        self._dims = [tuple(name for name in own if sizes[name] > 1) for own in dims]
+        self._own = [place for place, own in enumerate(self._dims) if own]
         self._mesh = mesh
         self.torn = ""
         self._unsummed: set[int] = set()
@@ -76,20 +78,26 @@ class SummedGradients:
     def _sum(self, dims: tuple[str, ...], places: list[int]) -> None:
         params = [self.params[place] for place in places]
         # Ranks may disagree on which parameters were used: an unused one adds nothing, and none stays without.
-        used = [param.grad is not None for param in params]
+        grads = [param.grad for param in params]
         own = [
-            behind_local(param.grad if has else torch.zeros_like(param))
-            for param, has in zip(params, used, strict=True)
+            behind_local(torch.zeros_like(param) if grad is None else grad)
+            for param, grad in zip(params, grads, strict=True)
         ]
-        flat = torch.cat([one.reshape(-1) for one in own] + [torch.tensor(used, dtype=own[0].dtype)])
+        used = torch.tensor([grad is not None for grad in grads], dtype=own[0].dtype)
+        flat = torch.cat([*(one.reshape(-1) for one in own), used])
         for name in dims:
             dist.all_reduce(flat, group=self._mesh.get_group(name))
-        sums = torch.split(flat, [*(one.numel() for one in own), len(own)])
-        for param, one, total, num_used in zip(params, own, sums, sums[-1].tolist(), strict=False):
-            if num_used:
-                if param.grad is None:
-                    param.grad = torch.zeros_like(param)
-                behind_local(param.grad).copy_(total.view_as(one))
+        *sums, users = torch.split(flat, [*(one.numel() for one in own), len(own)])
+        targets, totals = [], []
+        for param, grad, one, total, num_used in zip(params, grads, own, sums, users.tolist(), strict=True):
+            if not num_used:
+                continue
+            if grad is None:
+                param.grad = torch.zeros_like(param)
+            targets.append(one if grad is not None else behind_local(param.grad))
+            totals.append(total.view_as(one))
+        if targets:
+            torch._foreach_copy_(targets, totals)
 
     def forget(self, place: int) -> None:
         """Note that the gradient of a parameter is replaced."""
