@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -287,17 +288,17 @@ class Execution:
         self.values.check(refs)
         if request.grads:
             self.values.check_grads(refs, dropped=request.grads == "dropped")
-        tensors = [value if isinstance(value := self.values[number], torch.Tensor) else None for number in refs]
-        versions = [tensor if tensor is None else tensor._version for tensor in tensors]
+        tensors = [value for number in refs if isinstance(value := self.values[number], torch.Tensor)]
+        versions = list(map(_version_of, tensors))
         try:
             self._call_function(request, first, refs)
-            if versions != [tensor if tensor is None else tensor._version for tensor in tensors]:
+            if versions != list(map(_version_of, tensors)):
                 self.healing.journal.effects += 1
         except BaseException:
-            changed = zip(refs, tensors, versions, strict=True)
-            written += [
-                number for number, tensor, before in changed if tensor is not None and tensor._version != before
-            ]
+            changed = {
+                id(tensor) for tensor, before in zip(tensors, versions, strict=True) if tensor._version != before
+            }
+            written += [number for number in refs if id(self.values[number]) in changed]
             raise
 
     def _call_function(self, request: CallRequest, first: int, refs: list[int]) -> None:
@@ -386,6 +387,7 @@ class Execution:
 
 
 _KEPT = (torch.Tensor, OpaqueRef)
+_version_of = attrgetter("_version")  # an optimizer has each parameter of its model among its arguments
 
 
 def _describe(tensor: torch.Tensor | OpaqueRef) -> tuple[str, Any]:

@@ -16,7 +16,7 @@ from torch.autograd.graph import _engine_run_backward
 from monarch_hpc.tensor.worker.healing.journal import Journal
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
-__all__ = ["backward", "get_grad", "require_grad", "set_data", "set_grad"]
+__all__ = ["backward", "get_grad", "require_grad", "run_backward", "set_data", "set_grad"]
 
 
 def backward(
@@ -39,7 +39,7 @@ def backward(
         if first is None:
             root.backward(given, retain_graph=retain)
         else:
-            _run_backward(root, first, retain)
+            run_backward((root,), (first,), retain=retain)
         if sharding is not None:
             sharding.note_backward(leaves)
     except BaseException as error:
@@ -97,12 +97,12 @@ def set_data(values: Values, target: int, value: int, kind: int) -> None:
         values.replace(target, values[value].detach().requires_grad_(bool(kind)))
 
 
-def _run_backward(root: Any, first: Any, retain: bool) -> None:
-    """Call ``backward`` of a sharded tensor without torch's comparison of shapes, which takes longer than an operator.
+def run_backward(roots: tuple[Any, ...], firsts: tuple[Any, ...], *, retain: bool) -> None:
+    """Run a backward pass without torch's comparison of shapes, which takes longer than an operator.
 
     Args:
-        root: the tensor.
-        first: its gradient, of the same shape.
+        roots: where it begins.
+        firsts: their gradients, of the same shapes.
         retain: whether autograd's graph is kept.
     """
-    _engine_run_backward((root,), (first,), retain, False, (), allow_unreachable=True, accumulate_grad=True)
+    _engine_run_backward(roots, firsts, retain, False, (), allow_unreachable=True, accumulate_grad=True)

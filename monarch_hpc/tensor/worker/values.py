@@ -122,7 +122,7 @@ class Values(dict[int, Any]):
         Raises:
             Dependent: one of them failed.
         """
-        for number in numbers:
+        for number in numbers if self.num_failed else ():
             value = self.get(number)
             if type(value) is Failure:
                 raise Dependent(value.root)

@@ -285,13 +285,15 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
 
 def _sharded_among(args: Any, kwargs: Any) -> list[DTensor]:
-    """The sharded tensors among arguments; of a few that are no containers without the cost of `tree_iter`."""
-    found = []
+    """The sharded tensors among arguments of an operator; torch's own way takes longer than one."""
+    found: list[DTensor] = []
     for leaf in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(leaf, DTensor):
             found.append(leaf)
-        elif isinstance(leaf, (list, tuple, dict)):
-            found += [one for one in tree_iter(leaf) if isinstance(one, DTensor)]
+        elif isinstance(leaf, (list, tuple)):
+            found += _sharded_among(leaf, None)
+        elif isinstance(leaf, dict):
+            found += _sharded_among((), leaf)
     return found
 
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_hpc.tensor.stream.records import ModulePlan
+from monarch_hpc.tensor.worker.gradients import run_backward
 from monarch_hpc.tensor.worker.sharded.calls import current_ops, global_placements
 from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
 from monarch_hpc.tensor.worker.sharded.wrapping import wrapped
@@ -32,6 +33,9 @@ from monarch_hpc.tensor.worker.training.placed import (
 )
 
 __all__ = ["HostedModule", "build", "forward", "set_training", "tensors"]
+
+_LEAVES = frozenset({DTensor, torch.Tensor, bool, int, float, str, type(None)})
+"""Types of arguments that are surely no containers."""
 
 
 class HostedModule:
@@ -138,7 +142,7 @@ class HostedModule:
             return self._runner(*args, **kwargs)
         if self.gradients is not None and self.gradients.torn:
             raise RuntimeError(self.gradients.torn)
-        leaves, tree = tree_flatten((args, kwargs))
+        leaves, call = _flattened(args, kwargs)
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, DTensor)]
         inputs = [_local_part(leaves[place]) for place in places]
         outs: list[Any] = []
@@ -147,10 +151,10 @@ class HostedModule:
         def run(given: Any) -> list[torch.Tensor]:
             for place, tensor in zip(places, given, strict=True):
                 leaves[place] = tensor
-            run_args, run_kwargs = tree_unflatten(leaves, tree)
             with self.outside():
                 self._seed()
-                found, shape = tree_flatten(self._runner(*run_args, **run_kwargs))
+                result = call(self._runner, leaves)
+                found, shape = ([result], None) if type(result) is torch.Tensor else tree_flatten(result)
                 found = [behind_dtensor(leaf) for leaf in found]
             outs[:], structure[:] = found, [shape]
             return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
@@ -163,7 +167,7 @@ class HostedModule:
                 made = self.sharded(run(inputs), shapes)
         results = iter(made)
         filled = [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in outs]
-        return tree_unflatten(filled, structure[0])
+        return filled[0] if structure[0] is None else tree_unflatten(filled, structure[0])
 
     def sharded(self, own: list[torch.Tensor], shapes: tuple[tuple[int, ...], ...]) -> list[DTensor]:
         """The sharded tensors of which the module returned this rank's parts, unknown to autograd."""
@@ -208,7 +212,7 @@ class HostedModule:
             ]
             scaled = [grad * self._scale if self._scale > 1 else grad for _, grad in roots]
             with torch.enable_grad():
-                torch.autograd.backward([result for result, _ in roots], scaled, retain_graph=_retains())
+                run_backward(tuple(result for result, _ in roots), tuple(scaled), retain=_retains())
         self.gradients.after_backward()
         found = [tensor.grad if tensor.requires_grad else None for tensor in given]
         for tensor in given:
@@ -224,7 +228,7 @@ class _Inner(torch.autograd.Function):
         ctx: Any, hosted: HostedModule, run: Callable[[Any], list[Any]], shapes: Any, gate: Any, *inputs: Any
     ) -> Any:
         with torch.enable_grad():
-            ctx.given = [one.detach().requires_grad_(one.requires_grad) for one in inputs]
+            ctx.given = [one.detach().requires_grad_() if one.requires_grad else one.detach() for one in inputs]
             ctx.results = run(ctx.given)
         ctx.hosted = hosted
         ctx.set_materialize_grads(False)
@@ -257,6 +261,22 @@ def _retains() -> bool:
     """Whether the backward pass under way keeps its graph."""
     found: bool = torch._C._autograd._get_current_graph_task_keep_graph()
     return found
+
+
+def _flattened(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[Any, list[Any]], Any]]:
+    """The leaves of arguments, and what calls a function with others in their places.
+
+    Arguments that are leaves themselves are most, and torch's own way looks at each as at a container.
+    """
+    if not kwargs and all(type(one) in _LEAVES for one in args):
+        return list(args), lambda function, leaves: function(*leaves)
+    found, tree = tree_flatten((args, kwargs))
+
+    def call(function: Any, leaves: list[Any]) -> Any:
+        given, named = tree_unflatten(leaves, tree)
+        return function(*given, **named)
+
+    return found, call
 
 
 def _local_part(tensor: DTensor) -> torch.Tensor:
