@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from monarch_hpc.tensor.stream.records import OPTIMIZER_STEP, OptimizerSpec, ProgramSpec, Ref, float_of
+from monarch_hpc.tensor.worker.foreach import steps_at_once
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
 __all__ = ["ReplayReports", "ReplayedProgram", "SteppedOptimizer", "SteppedUpdate"]
@@ -170,6 +171,9 @@ class SteppedOptimizer:
             for numbers, options in self._spec.groups
         ]
         optimizer = cls(groups)
+        for group in optimizer.param_groups:
+            if self._is_local and steps_at_once(self._spec.name, group, group["params"]):
+                group["foreach"] = True
         for number, state in zip(self.parameters, self._spec.state, strict=True):
             if state:
                 optimizer.state[self._local(values[number])] = {

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from monarch_hpc.tensor.worker.foreach import steps_at_once
 from monarch_hpc.tensor.worker.sharded.calls import current_ops, settle_gradients
 from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
 from monarch_hpc.tensor.worker.training.placed import behind_local, placed_as, placements_on
@@ -73,6 +74,16 @@ class HostedOptimizer:
         self._is_plain = by_element or len(self._owners) > 0
         with self._context():
             self.optimizer = cls(own_groups, **options)
+        given_groups = enumerate(self.optimizer.param_groups)
+        self._left_open = {place for place, group in given_groups if by_element and group["foreach"] is None}
+        for place in self._left_open:
+            self._choose(place)
+
+    def _choose(self, place: int) -> None:
+        """Have the parameters of a group step at once, or one by one, where the program has not chosen."""
+        group = self.optimizer.param_groups[place]
+        group["foreach"] = None
+        group["foreach"] = steps_at_once(type(self.optimizer).__name__, group, group["params"]) or None
 
     def _context(self) -> ExitStack:
         stack = ExitStack()
@@ -116,6 +127,10 @@ class HostedOptimizer:
         """Change hyperparameters; see `step`."""
         for place, name, value in changes:
             self.optimizer.param_groups[place][name] = value
+            if name == "foreach":
+                self._left_open.discard(place)
+        for place in {place for place, _, _ in changes} & self._left_open:
+            self._choose(place)
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
