@@ -14,10 +14,9 @@ from torch import nn
 
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.foreach import SAME_BITS, steps_at_once
-from monarch_hpc.tensor.worker.sharded.calls import entered
 from monarch_hpc.tensor.worker.sharded.device_mesh import bare_device_mesh
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
-from monarch_hpc.tensor.worker.training.optimizers import HostedOptimizer
+from monarch_hpc.tensor.worker.training import optimizers as hosting
 
 _SHAPES: list[tuple[int, ...]] = [(), (1,), (3,), (33,), (17, 5), (64, 64), (256,), (2, 3, 4)]
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -76,15 +75,15 @@ def test_few_or_large_parameters_and_what_was_chosen_are_left_as_they_are() -> N
     assert not steps_at_once("AdamW", group, _params(size=1 << 16))
 
 
-def test_an_optimizer_on_the_ranks_chooses_again_when_an_option_changes() -> None:
+def test_an_optimizer_on_the_ranks_chooses_again_when_an_option_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = bare_device_mesh(MeshSpec(1, ("dp",), (2,), (0, 1), 0), 0)
     ops = ShardedOps(mesh, 0)
     ops.world = nullcontext
-    with entered(ops):
+    monkeypatch.setattr(hosting, "current_ops", lambda: ops)
+    with ops:
         params: list[Any] = [ops.wrap(param.detach()) for param in _params()]
-        hosted = HostedOptimizer(
-            torch.optim.SGD, [{"params": params, "lr": 0.1}, {"params": [ops.wrap(torch.ones(1))]}], {}
-        )
+        groups: list[dict[str, Any]] = [{"params": params, "lr": 0.1}, {"params": [ops.wrap(torch.ones(1))]}]
+        hosted = hosting.HostedOptimizer(torch.optim.SGD, groups, {})
         (group, single) = hosted.optimizer.param_groups
         assert group["foreach"] is True and single["foreach"] is None
         hosted.change([(0, "lr", torch.tensor(0.1))])
