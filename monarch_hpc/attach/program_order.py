@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from monarch_hpc.core.machine.procfs import own_umask
 from monarch_hpc.slurm.commands.argv import scrubbed
 from monarch_hpc.wire.control.programs import StartProgram
 
@@ -53,14 +54,12 @@ def plan_order(
     Args:
         terminal: rows and columns of the program's terminal; None for pipes.
     """
-    umask = os.umask(0)
-    os.umask(umask)
     return StartProgram(
         run=run,
         title=" ".join(argv),
         argv=list(argv),
         cwd=os.getcwd(),
-        umask=umask,
+        umask=own_umask(),
         environment=travelling(environ),
         terminal=list(terminal or ()),
         reads=reads,

@@ -17,6 +17,7 @@ from submitit.core import core, utils
 from monarch_hpc.core.arguments import check_number
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
+from monarch_hpc.core.machine.procfs import own_umask
 from monarch_hpc.core.storage.files import own_folder, private_dir, write_private
 from monarch_hpc.submitit.job import MonarchHpcJob
 from monarch_hpc.submitit.pickles import write_pickle
@@ -153,8 +154,6 @@ class MonarchHpcExecutor(core.Executor):
     def _plan(self, found: _Found, num_jobs: int) -> Submission:
         config, directory = found.config, found.directory
         chosen: dict[str, Any] = {**_DEFAULTS, **self.parameters}
-        umask = os.umask(0)
-        os.umask(umask)
         timeout_s = 60.0 * chosen["timeout_min"]
         notice_s = config.submitit.notice_s if chosen["signal_delay_s"] is None else float(chosen["signal_delay_s"])
         return Submission(
@@ -172,7 +171,7 @@ class MonarchHpcExecutor(core.Executor):
             merged=chosen["stderr_to_stdout"],
             argv=(config.agent.python or sys.executable, "-P"),
             cwd=os.getcwd(),
-            umask=umask,
+            umask=own_umask(),
             environment=str(_write_environment(directory)),
             allocation=found.name,
             directory=str(directory),

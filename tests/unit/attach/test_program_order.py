@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from monarch_hpc.attach.program_order import plan_order, travelling
 
 
@@ -21,3 +23,8 @@ def test_variables_of_this_machine_stay_here() -> None:
     assert travelling({**stay, **go}) == go
     order = plan_order("ab", ["x", "y z"], {**stay, **go}, (24, 80), reads=True)
     assert (order.title, order.argv, order.terminal, order.environment) == ("x y z", ["x", "y z"], [24, 80], go)
+    umask = os.umask(0o027)
+    try:
+        assert plan_order("ab", ["x"], {}, None, reads=False).umask == 0o027
+    finally:
+        os.umask(umask)
