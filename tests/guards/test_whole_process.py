@@ -11,7 +11,7 @@ EXEMPT = {
     "agent.procs.zygote": "the child, which has one thread, before user code",
     "agent.procs.zygote_launch": "likewise",
     "agent.programs.launcher": "a process of its own",
-    "config.program": "for child processes; on the driver only variables that are there change or go: no array is freed",
+    "config.program": "for child processes; on the driver only variables that are there change or go, which frees none",
     "mesh.bootstrap": "the variables that the user gives procs, before their actors",
     "mesh.scripts.spmd": "torch has no other way to be told the interface; before it starts its group",
     "spmd.elastic": "torchrun's variables, which the caller asks for",

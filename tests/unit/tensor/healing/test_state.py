@@ -1,4 +1,4 @@
-"""What of a rank's values another rank could take over."""
+"""Values of a rank that another one could take over, and those that are lost with it."""
 
 from __future__ import annotations
 
