@@ -333,8 +333,8 @@ class PeerChannel:
             with contextlib.suppress(TransportError):  # no echo if the lane did not take the frame
                 if self._lane is not None:
                     self._lane.send(Frame(Kind.PROBE, 1))
-                self._send_on_socket(Frame(Kind.PROBE, 1, frame.reply))
-        elif self._incoming is not None:
+                self._send_on_socket(Frame(Kind.PROBE, 1 if self._lane is not None else 2, frame.reply))
+        elif frame.dest == 1 and self._incoming is not None:
             self._incoming.answered(frame.reply)
 
     def _send_on_socket(self, frame: Frame) -> None:

@@ -162,7 +162,7 @@ class Kind(enum.IntEnum):
     PUT = 12  # write registered memory: reply = the operation, buffers = the data
     DATA = 13  # answers GET and PUT, also of lists: dest = the operation
     CREDIT = 14  # returns credit for handled calls: dest = actor id, reply = bytes
-    PROBE = 16  # dest = 0: answer with dest = 1, on the lane and then here, see transport.ucx.hole_probe
+    PROBE = 16  # dest = 0: answer with 1, on the lane and then here, see transport.ucx.hole_probe; without one, with 2
     CANCEL = 15  # the caller has given a call up: dest = actor id, reply = its reply slot
     PART = 17  # part of a larger frame: dest = its number, reply = a `transport.parts.Step`
     MEMORY = 18  # a request about registered memory: dest = a `transport.memory.requests.MemoryStep`

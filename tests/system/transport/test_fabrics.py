@@ -322,6 +322,16 @@ def test_the_peer_answers_a_probe_on_the_lane_and_then_on_the_socket(joined: Joi
     assert not joined.client.frames
 
 
+def test_a_peer_without_a_lane_answers_a_probe_and_vouches_for_none(parties: Parties) -> None:
+    joined = Joined(parties, partial(MemoryFabric, unreachable=True))
+    asked_s = joined.server.engine.clock()
+    joined.server.engine.call_soon(partial(joined.back.probe, 4711))
+    joined.server.until(lambda: joined.back.received_s > asked_s)
+    joined.channel.send(Frame(Kind.RESULT, 3))  # behind the answer
+    joined.server.until(lambda: bool(joined.server.frames))
+    assert [lane.answers for lane in joined.lanes] == [[], []]
+
+
 def test_a_fabric_that_does_not_start_leaves_the_channel_on_its_socket(parties: Parties) -> None:
     joined = Joined(parties, partial(MemoryFabric, problem="no driver"))
     assert (joined.channel.fabric, joined.channel.why) == ("tcp", "no driver")
