@@ -288,17 +288,15 @@ class Execution:
         self.values.check(refs)
         if request.grads:
             self.values.check_grads(refs, dropped=request.grads == "dropped")
-        tensors = [value for number in refs if isinstance(value := self.values[number], torch.Tensor)]
-        versions = list(map(_version_of, tensors))
+        tensors = {number: value for number in refs if isinstance(value := self.values[number], torch.Tensor)}
+        versions = list(map(_version_of, tensors.values()))
         try:
             self._call_function(request, first, refs)
-            if versions != list(map(_version_of, tensors)):
+            if versions != list(map(_version_of, tensors.values())):
                 self.healing.journal.effects += 1
         except BaseException:
-            changed = {
-                id(tensor) for tensor, before in zip(tensors, versions, strict=True) if tensor._version != before
-            }
-            written += [number for number in refs if id(self.values[number]) in changed]
+            changed = zip(tensors.items(), versions, strict=True)
+            written += [number for (number, tensor), before in changed if tensor._version != before]
             raise
 
     def _call_function(self, request: CallRequest, first: int, refs: list[int]) -> None:

@@ -18,8 +18,8 @@ SAME_BITS = frozenset({"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "RMSpro
 than numbers."""
 
 _DTYPES = frozenset({torch.float32, torch.float64})
-_ASKED = "foreach", "fused", "capturable", "differentiable"
-"""Options with which somebody has chosen."""
+_ASKED = "fused", "capturable", "differentiable"
+"""Options with which somebody has chosen, like ``foreach``."""
 _MIN_NUM = 8
 """Fewer parameters take as long in both ways."""
 _MAX_BYTES = 1 << 20
