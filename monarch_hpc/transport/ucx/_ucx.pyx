@@ -201,6 +201,7 @@ cdef extern from "core.h" nogil:
     void mc_target_withdraw(mc_target *)
     void mc_target_destroy(mc_target *)
     mh_status_t mc_target_unpack(void *, size_t, const void *, size_t)
+    int MC_FORKED, MC_CLOSED
     int mc_poisoned
     mc_worker *mc_worker_new()
     int mc_lost(mc_worker *)
@@ -294,7 +295,7 @@ def load(path):
 
 def _poison():
     global mc_poisoned
-    mc_poisoned = 1
+    mc_poisoned = MC_FORKED
 
 
 os.register_at_fork(after_in_child=_poison)
@@ -340,7 +341,7 @@ def use_gpu(uintptr_t context, uintptr_t get_current, uintptr_t push_current, ui
 
 
 cdef int _alive(mc_worker *worker) except -1:
-    if mc_poisoned == 2:
+    if mc_poisoned == MC_CLOSED:
         raise UcxError("UCX, whose descriptors the program has closed", -24)
     if mc_poisoned:
         raise RuntimeError("this process was forked from one that uses UCX, which does not survive a fork; start it with exec")
@@ -627,7 +628,7 @@ cdef class Worker:
         cdef int count, i
         cdef int64_t spin_ns = <int64_t>(spin_s * 1e9)
         cdef int64_t timeout_ns = -1 if timeout_s < 0 else <int64_t>(timeout_s * 1e9)
-        if mc_poisoned != 2 or self.worker == NULL:
+        if mc_poisoned != MC_CLOSED or self.worker == NULL:
             _alive(self.worker)
         with nogil:
             count = mc_worker_poll(self.worker, epoll_fd, events, EVENTS_MAX, spin_ns, timeout_ns)

@@ -159,8 +159,10 @@ typedef struct mc_piece {
 static void mc_lane_closed(mc_lane *lane);
 static void mc_lane_drain(mc_lane *lane);
 
-/* Set where UCX must not be used any more: in a forked child, which it does not survive (1), and once the program has
- * closed its descriptors (2). */
+/* Why UCX must not be used any more, if so: in a forked child, which it does not survive, and once the program has closed
+ * its descriptors. */
+#define MC_FORKED 1
+#define MC_CLOSED 2
 static _Atomic int mc_poisoned;
 
 static inline uint64_t mc_now_ns(void) {
@@ -823,7 +825,7 @@ static int mc_ask_sockets(mc_worker *worker, int epoll_fd, struct epoll_event *e
  * (os.closerange). */
 static int mc_lost(mc_worker *worker) {
     if (!atomic_load(&mc_poisoned) && worker->event_fd >= 0 && fcntl(worker->event_fd, F_GETFD) < 0)
-        atomic_store(&mc_poisoned, 2);
+        atomic_store(&mc_poisoned, MC_CLOSED);
     return atomic_load(&mc_poisoned);
 }
 

@@ -111,17 +111,19 @@ static void mc_environ_take(mc_environ *saved) {
     if (!mc_environ_untouched(saved)) {
         size_t count = mc_environ_count(now), kept = 0;
         array = calloc(count + saved->num_hidden + 1, sizeof *array);
-        for (size_t i = 0; array && i < count; i++)
+        if (!array)
+            goto done; /* ours stay */
+        for (size_t i = 0; i < count; i++)
             if (!mc_environ_has(saved->own, saved->num, now[i]))
                 array[kept++] = now[i];
         size_t theirs = kept;
-        for (size_t i = 0; array && i < saved->num_hidden; i++)
+        for (size_t i = 0; i < saved->num_hidden; i++)
             if (!mc_environ_find(array, theirs, saved->hidden[i]))
                 array[kept++] = saved->hidden[i];
         mc_environ_last = NULL; /* it may be theirs now */
     }
-    if (array) /* without memory ours stay */
-        __atomic_store_n(&environ, array, __ATOMIC_RELEASE);
+    __atomic_store_n(&environ, array, __ATOMIC_RELEASE);
+done:
     free(saved->own);
     free(saved->hidden);
 }
