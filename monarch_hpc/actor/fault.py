@@ -15,6 +15,7 @@ from types import FrameType
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.death import EXIT_CODES, DeathKind
+from monarch_hpc.core.process.native_threads import thread_frames
 from monarch_hpc.core.process.thread import Thread, in_main_thread
 from monarch_hpc.core.text.description import trace_of
 
@@ -171,7 +172,7 @@ def exit_on_faults(abandon: Callable[[], None]) -> Iterator[None]:
 
 def _position(main: int) -> tuple[FrameType | None, int]:
     """The position of the main thread, given by its id: frame and instruction."""
-    frame = sys._current_frames().get(main)
+    frame = thread_frames().get(main)
     return frame, -1 if frame is None else frame.f_lasti
 
 

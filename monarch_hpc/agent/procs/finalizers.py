@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable
 from types import FrameType, ModuleType
 
 from monarch_hpc.core.clock import monotonic
+from monarch_hpc.core.process.native_threads import thread_frames
 
 __all__ = ["release_globals", "wait_for_threads"]
 
@@ -77,7 +78,7 @@ def _end_threads(namespaces: Iterable[dict[str, object]]) -> None:
     # Clean-up code on the way out of these threads may find its globals gone; the interpreter would not even run it.
     threading.excepthook = lambda _args: None
     ours = {id(namespace) for namespace in namespaces}
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in thread_frames().items():
         if ident != threading.get_ident() and _runs(frame, ours):
             with contextlib.suppress(Exception):
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+from types import FrameType
 
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.machine.procfs import parse_stat
 
-__all__ = ["thread_ids", "wait_until_asleep"]
+__all__ = ["thread_frames", "thread_ids", "wait_until_asleep"]
 
 _TASKS = "/proc/self/task"
 
@@ -44,6 +46,24 @@ def wait_until_asleep(limit_s: float) -> bool:
 def thread_ids() -> set[int]:
     """The ids of all threads."""
     return {int(name) for name in os.listdir(_TASKS)}
+
+
+def thread_frames() -> dict[int, FrameType]:
+    """The frame of each thread that the interpreter knows, by its `threading.get_ident`.
+
+    Empty once code in C has ended a thread of Python by itself, as `pthread_exit` does: the interpreter, up to 3.12,
+    would look for its frame on the stack that it had, which ends the process by SIGSEGV.
+    """
+    lost = _started() - thread_ids()
+    if lost & _started():  # those that ended by themselves meanwhile have left the list
+        return {}
+    return sys._current_frames()
+
+
+def _started() -> set[int]:
+    """The kernel's ids of the threads of `threading`, but for the main one, which has its parent's after a fork."""
+    main = threading.main_thread()
+    return {thread.native_id for thread in threading.enumerate() if thread is not main and thread.native_id is not None}
 
 
 def _states() -> list[tuple[int, str]]:

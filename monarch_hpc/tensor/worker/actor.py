@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Sequence
 from threading import get_ident
@@ -14,6 +13,7 @@ from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.metrics import own_recorder
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.process.native_threads import thread_frames
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.copies import Copied, copy_value
@@ -364,7 +364,7 @@ class TensorWorker(Actor):
 
     def place(self) -> WorkerPlace:
         """The operation under way, and the stack; from any thread."""
-        frame = sys._current_frames().get(self._thread)
+        frame = thread_frames().get(self._thread)
         return WorkerPlace(self._seq, "" if frame is None else "".join(traceback.format_stack(frame)))
 
     def __cleanup__(self, error: BaseException | None) -> None:
