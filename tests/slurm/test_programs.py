@@ -71,6 +71,7 @@ def test_a_program_on_the_first_host_outlives_all_processes_of_the_login_host(he
     assert attached.returncode == 0
     held.lab.run(["rm", str(held.lab.home() / "go")], check=True)
     whole = held.run("attach", "--all", run).stdout.split()
+    assert held.run("attach", "--all", "-a", "dev").stdout.split() == whole  # none runs: the last one is meant
     assert whole[:3] == ["n1", "True", "False"] and whole[-1] == "over"
     assert whole[3:-1] == [str(number + 1) for number in range(len(whole) - 4)]
     wait_until("the end of the run", lambda: held.status("dev")[0]["runs"], accept=lambda runs: not runs)

@@ -72,8 +72,9 @@ def command(
 ) -> int:
     """Show a run that goes on without a terminal, or take it over.
 
-    RUN is needed only if several programs run. The output goes on where the last terminal has left off. Ctrl-C detaches
-    again, and a second one within 2 s ends the run; the exit code is the program's.
+    RUN is needed only if several programs run; if none does, the last one is shown, and how it ended. The output goes
+    on where the last terminal has left off. Ctrl-C detaches again, and a second one within 2 s ends the run; the exit
+    code is the program's.
 
     With --takeover, SCRIPT takes over the procs and actors of the run. If the old program still runs, it is told, and
     ends.

@@ -1,4 +1,4 @@
-"""The program that a command means: by its run, or the only one that runs."""
+"""The program that a command means: by its run, the only one that runs, or the last one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Found:
 
 
 def find_program(config: Config, name: str | None, run: str | None) -> Found:
-    """Return the program of *run*; without it, the only program that runs.
+    """Return the program of *run*; without it, the only one that runs, or if none does, the one that started last.
 
     Args:
         name: the allocation; None for all that the registry has.
 
     Raises:
-        AllocationError: there is none, or there are several; or the run's program runs elsewhere.
+        AllocationError: there is none, or several run; or the run's program runs elsewhere.
     """
     registry = Allocations.open(config).registry
     records = [registry.find(name)] if name is not None else registry.records()
@@ -43,16 +43,19 @@ def find_program(config: Config, name: str | None, run: str | None) -> Found:
             if found is not None:
                 return Found(record.name, record.directory, found)
         raise AllocationError(name or run, _why_not(records_of=[record.directory for record in records], run=run))
-    running = [
+    there = [
         Found(record.name, record.directory, found)
         for record in records
         if record.live
-        for found in _running(record.directory)
+        for found in _programs(record.directory)
     ]
+    running = [found for found in there if read_exit(found.directory, found.program.run) is None]
     if len(running) == 1:
         return running[0]
-    if not running:
-        raise AllocationError(name or "any", "no program runs on an allocation's host; 'run --on host0' starts one")
+    if not there:
+        raise AllocationError(name or "any", "no program ran on an allocation's host; 'run --on host0' starts one")
+    if not running:  # one that ended while its user typed
+        return sorted(there, key=lambda found: found.program.at_s)[-1]
     named = ", ".join(f"{found.program.run} ({found.program.title:.40})" for found in running[-_NAMED:])
     raise AllocationError(name or "any", f"{len(running)} programs run; name one: {named}")
 
@@ -72,10 +75,6 @@ def _program(directory: Path, run: str) -> ProgramRecord | None:
         return None
 
 
-def _running(directory: Path) -> list[ProgramRecord]:
-    found = []
-    for run in printed_runs(directory):
-        program = _program(directory, run)
-        if program is not None and read_exit(directory, run) is None:
-            found.append(program)
-    return found
+def _programs(directory: Path) -> list[ProgramRecord]:
+    found = (_program(directory, run) for run in printed_runs(directory))
+    return [program for program in found if program is not None]
