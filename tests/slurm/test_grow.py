@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Sequence
 from functools import partial
+from operator import eq
 
 from monarch_hpc.testing import wait_until
 from tests.slurm.commands import (
@@ -230,7 +231,7 @@ def test_the_allocation_outlives_its_first_job(alice: Alice) -> None:
     refused = alice.run("extend", "dev", "-1m")
     assert f"'scontrol update JobId={second} TimeLimit=-1'" in refused.stderr, (refused.stdout, refused.stderr)
     alice.slurm("scancel", second)
-    wait_until("the next heir", lambda: heads(alice).get("n4"), _PATIENCE_S, accept="head".__eq__)
+    wait_until("the next heir", lambda: heads(alice).get("n4"), _PATIENCE_S, accept=lambda role: role == "head")
     done = alice.run("run", write(alice, "where.py", WHERE))
     assert done.returncode == 0 and "hosts n4\n" in done.stdout, done.stdout + done.stderr
     done = alice.run("release", "dev")
@@ -252,7 +253,7 @@ def test_a_first_job_whose_only_host_has_no_power_is_outlived(alice: Alice) -> N
     job = first_job(alice)
     alice.lab.kill_host("n1")
     declare_down(alice, "n1")
-    wait_until("the heir", lambda: heads(alice).get("n2"), _PATIENCE_S, accept="head".__eq__)
+    wait_until("the heir", lambda: heads(alice).get("n2"), _PATIENCE_S, accept=lambda role: role == "head")
     done = alice.run("run", write(alice, "where.py", WHERE))
     assert done.returncode == 0 and "hosts n2\n" in done.stdout, done.stdout + done.stderr
     (shown,) = alice.status("dev")
@@ -268,7 +269,7 @@ def test_an_allocation_of_four_jobs_loses_one_after_the_other(alice: Alice) -> N
     alice.slurm("scancel", jobs[2])  # not the head's
     for number, heir in ((0, "n2"), (1, "n4")):
         alice.slurm("scancel", jobs[number])
-        wait_until("the heir", partial(head_of, alice), _PATIENCE_S, accept=heir.__eq__)
+        wait_until("the heir", partial(head_of, alice), _PATIENCE_S, accept=partial(eq, heir))
         done = alice.run("run", write(alice, "where.py", WHERE))
         assert done.returncode == 0 and heir in done.stdout, done.stdout + done.stderr
     alice.slurm("scancel", "--me")  # all at once: nobody stays

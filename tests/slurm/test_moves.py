@@ -46,7 +46,7 @@ def test_two_allocations_become_one(alice: Alice) -> None:
     assert alice.run("alloc", "other", "-N", "1", "-w", "n4", "-t", "20").returncode == 0
     assert alice.run("release", "other").returncode == 0
     alice.slurm("scancel", first)
-    wait_until("the heir", lambda: heads(alice).get("n2"), _PATIENCE_S, accept="head".__eq__)
+    wait_until("the heir", lambda: heads(alice).get("n2"), _PATIENCE_S, accept=lambda role: role == "head")
     assert hosts_of_a_run(alice, "dev") == ["n2", "n3"]
     given_back(alice)
 
