@@ -292,13 +292,15 @@ class Lane(Protocol):
         """When frames last arrived, on the engine's clock; 0 before."""
         ...
 
-    def connect(self, kind: FabricKind, address: bytes, token: bytes) -> None:
+    def connect(self, kind: FabricKind, address: bytes, token: bytes, connected: Callable[[], None]) -> None:
         """Connect to the peer's lane; once.
 
         Args:
             kind: the result of the negotiation.
             address: `Fabric.address` of the peer.
             token: the token of the peer's lane.
+            connected: called on the driver when frames may be sent, perhaps before this returns; not after `close`, and
+                never if the fabric does not reach the peer and cannot tell.
 
         Raises:
             PeerLost: the fabric does not reach the peer; the channel stays on its socket.

@@ -13,12 +13,12 @@ import socket
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
 from monarch_hpc.core.errors.transport import NO_MEMORY
-from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Fabric, FabricKind, Lane, Listener, Peer
 from monarch_hpc.transport.connect.introduction import Introduction
-from monarch_hpc.transport.credit import Credit, cost_of, take_credit
+from monarch_hpc.transport.credit import Credit, cost_of
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.sources import Timer
+from monarch_hpc.transport.held_back import HeldBack
 from monarch_hpc.transport.memory.own import OwnMemories
 from monarch_hpc.transport.memory.remote import RemoteMemories
 from monarch_hpc.transport.memory.requests import of_owner
@@ -39,8 +39,6 @@ _FIRST_OF_CASTS = Kind.CAST
 _LAST_OF_CASTS = Kind.REDUCE
 
 _OF_MEMORY = frozenset((Kind.GET, Kind.PUT, Kind.GET_LIST, Kind.PUT_LIST, Kind.MEMORY, Kind.PULL))
-
-_log = Logger(__name__)
 
 
 class PeerChannel:
@@ -85,6 +83,7 @@ class PeerChannel:
         self._wire.land(self._land)
         self._lane: Lane | None = None  # frames are sent on it, once it is connected
         self._incoming: Lane | None = None  # frames are received on it, once SWITCH arrived
+        self._relies = False  # on the lane: SWITCH was sent, or has come
         self._introduction = Introduction(
             peer, fabric, self._open_lane, self._send_on_socket, self._switch, self._stay_on_socket, dialed=dialed
         )
@@ -99,9 +98,7 @@ class PeerChannel:
         self._parts = PartReader()
         self._part_numbers = itertools.count(1)
         self._credit = Credit(limits.mailbox_bytes, engine.wake_waiters)
-        self._blocked: dict[object, float] = {}  # calls that wait for credit, and since when
-        self._warned: set[int] = set()  # actors whose full mailbox has been logged
-        self._blocked_s = 0.0
+        self._held_back = HeldBack(engine, self._credit, peer, lambda: self.error is not None)
         self._linger: Timer | None = None
         self.fabric = (FabricKind.RELAY if peer.relayed else FabricKind.TCP).value
         if peer.via:
@@ -139,8 +136,7 @@ class PeerChannel:
     @property
     def blocked_s(self) -> float:
         """Total time in seconds that senders were blocked by a full mailbox at the other end."""
-        now_s = self._engine.clock()
-        return self._blocked_s + sum(now_s - since_s for since_s in list(self._blocked.values()))
+        return self._held_back.total_s
 
     # ---- sending ----
 
@@ -180,35 +176,11 @@ class PeerChannel:
 
     def _wait_for_credit(self, dest: int, cost: int, end_s: float | None) -> bool:
         """Wait for credit; return False if *end_s*, on the engine's clock, passed first."""
-        waits = object()
-        self._blocked[waits] = self._engine.clock()
-        try:
-            taken = take_credit(
-                self._engine,
-                self._credit,
-                dest,
-                cost,
-                end_s,
-                broken=lambda: self.error is not None,
-                on_late=lambda waited_s: self._warn_blocked(dest, waited_s),
-            )
-        finally:
-            self._blocked_s += self._engine.clock() - self._blocked.pop(waits)
+        taken = self._held_back.take_credit(dest, cost, end_s)
         error = self.error
         if error is not None:
             raise error.for_later_calls(str(self.peer))
         return taken
-
-    def _warn_blocked(self, dest: int, waited_s: float) -> None:
-        if dest not in self._warned:
-            self._warned.add(dest)
-            _log.warning(
-                "calls to actor %x of %s are held back: its mailbox is full (config key 'transport.mailbox_bytes'); "
-                "one has waited for %.0f s",
-                dest,
-                self.peer,
-                waited_s,
-            )
 
     def consumed(self, dest: int, cost: int) -> None:
         """Return the credit *cost* of a call that actor *dest* has handled, so that its sender may send more."""
@@ -276,8 +248,9 @@ class PeerChannel:
                 self._end(error)
         elif frame.kind is Kind.SWITCH:
             if self._incoming is None:
-                self._end(FrameError("SWITCH without a lane"))
+                self._end(PeerLost(str(self.peer), f"it uses a lane that is not there: {self.why}"))
             else:
+                self._relies = True
                 self._incoming.open()
         elif frame.kind is Kind.PROBE:
             self._on_probe(frame)
@@ -351,6 +324,7 @@ class PeerChannel:
     def _switch(self, lane: Lane, kind: FabricKind, why: str) -> None:
         """Send all further frames on *lane*."""
         with contextlib.suppress(TransportError):
+            self._relies = True
             self._wire.divert(Frame(Kind.SWITCH), lane.send)
             self._lane = lane
             self.memory.settle(lane)
@@ -362,8 +336,14 @@ class PeerChannel:
         self.memory.settle(None)
 
     def on_lane_error(self, error: TransportError) -> None:
-        """The lane failed, and frames may be lost with it."""
-        self._end(error)
+        """The lane failed: frames may be lost with it, unless neither side has used it."""
+        if self._relies or (lane := self._incoming) is None:
+            self._end(error)
+            return
+        self._incoming = None
+        self._stay_on_socket(str(error))
+        # Not while the fabric delivers the lane's events.
+        self._engine.call_soon(functools.partial(lane.close, error, peer_died=False))
 
     # ---- the end ----
 

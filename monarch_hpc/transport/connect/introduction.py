@@ -26,7 +26,7 @@ _ROLES = (Role.PROC, Role.CONTROLLER)
 class Introduction:
     """One side of a channel's negotiation; for the driver.
 
-    It ends with one call of *switch* or *stay*, unless it is cancelled.
+    It ends with one call of *switch* or *stay*, unless it is cancelled, or the fabric never reaches the peer.
 
     Args:
         peer: the process at the other end.
@@ -133,11 +133,9 @@ class Introduction:
     def _join(self, lane: Lane, offer: Offer, kind: FabricKind, why: str) -> None:
         self._over = True
         try:
-            lane.connect(kind, offer.address, offer.token)
+            lane.connect(kind, offer.address, offer.token, lambda: self._switch(lane, kind, why))
         except TransportError as error:
             self._stay(str(error))
-        else:
-            self._switch(lane, kind, why)
 
     def _send(self, offer: Offer) -> None:
         self._send_on_socket(Frame(Kind.OFFER, body=encode_offer(offer)))

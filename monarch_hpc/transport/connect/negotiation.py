@@ -6,7 +6,7 @@ Pure: both sides see the same two `Capabilities` and reach the same result. The 
     offer   the other side's own ask, and the address and token of a lane that it opened; or why there is none
     offer   the first side's address and token
 
-Then each side sends SWITCH on the socket, and all later frames on the lane.
+Then each side sends SWITCH on the socket once it is connected, and all later frames on the lane.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ BULK: Literal[2]
 DONE: Literal[3]
 ERROR: Literal[4]
 ROOM: Literal[5]
+WIRED: Literal[6]
 RECORD_BYTES: int
 TOKEN_BYTES: int
 CONTAINER_SHIFT: int
@@ -22,6 +23,7 @@ _Event: TypeAlias = (
     | tuple[Literal[3], Operation]
     | tuple[Literal[4], Any, int]
     | tuple[Literal[5], Any]
+    | tuple[Literal[6], Any]
 )
 
 _Place: TypeAlias = Callable[[int, int], tuple[bytes | bytearray | memoryview, memoryview]]

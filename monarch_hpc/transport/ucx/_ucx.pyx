@@ -152,7 +152,7 @@ cdef extern from "core.h" nogil:
 
     enum:
         MC_HEADER_BYTES, MC_TOKEN_BYTES, MC_BATCH_BYTES, MC_LANES_MAX, MC_AM_SMALL, MC_AM_BULK
-        MC_EVENT_SMALL, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM
+        MC_EVENT_SMALL, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM, MC_EVENT_WIRED
         MC_CLOSE_NS, MC_REAP_NS, MC_ABANDONED_MAX, MC_NO_BATCH
     ctypedef struct mc_event:
         mc_event *next
@@ -250,6 +250,7 @@ BULK = MC_EVENT_BULK
 DONE = MC_EVENT_DONE
 ERROR = MC_EVENT_ERROR
 ROOM = MC_EVENT_ROOM
+WIRED = MC_EVENT_WIRED
 RECORD_BYTES = MC_BATCH_BYTES
 TOKEN_BYTES = MC_TOKEN_BYTES
 CONTAINER_SHIFT = 62  # the upper bits of a separate message's sequence number are its container
@@ -656,6 +657,7 @@ cdef class Worker:
             DONE, operation
             ERROR, owner, status
             ROOM, owner     see `Lane.has_room`
+            WIRED, owner    see `Lane.connect`
 
         Only the driver may call it, so that the order is kept.
         """
@@ -706,6 +708,8 @@ cdef class Worker:
             taken.append((ERROR, owner, event.status))
         elif event.kind == MC_EVENT_ROOM:
             taken.append((ROOM, owner))
+        elif event.kind == MC_EVENT_WIRED:
+            taken.append((WIRED, owner))
         elif event.kind == MC_EVENT_SMALL:
             try:
                 data = PyBytes_FromStringAndSize(event.bytes, event.num_bytes)
@@ -980,7 +984,9 @@ cdef class Lane:
         return 0
 
     def connect(self, bytes address, bytes token, bint over_sockets=False):
-        """Connect the lane to the worker at *address*, whose lane has *token*.
+        """Connect the lane to the worker at *address*, whose lane has *token*; a WIRED event follows once both sides have.
+
+        Messages may be sent before that.
 
         Args:
             over_sockets: UCX reaches it by its tcp.

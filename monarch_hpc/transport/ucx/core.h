@@ -52,7 +52,7 @@
 #define MC_REAP_NS 1000000     /* the same, when an abandoned worker is retried */
 #define MC_ABANDONED_MAX 16    /* such workers, which could not be destroyed: each holds some MiB */
 
-enum mc_event_kind { MC_EVENT_SMALL = 1, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM };
+enum mc_event_kind { MC_EVENT_SMALL = 1, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM, MC_EVENT_WIRED };
 
 typedef struct mc_event {
     struct mc_event *next;
@@ -100,7 +100,7 @@ typedef struct mc_lane {
     _Atomic int wired;                          /* UCX has finished connecting the peer */
     int over_sockets;                           /* UCX reaches the peer by its tcp */
     _Atomic int drained;                        /* closing, and UCX has sent what it held; see `mc_lane_drain` */
-    mc_event error, room;                       /* its ERROR and ROOM events */
+    mc_event error, room, connected;            /* its ERROR, ROOM and WIRED events */
 } mc_lane;
 
 typedef struct mc_worker {
@@ -204,6 +204,13 @@ static void mc_push_own(mc_lane *lane, mc_event *event, int kind, int status) {
 static void mc_lane_failed(mc_lane *lane, int status) {
     pthread_mutex_lock(&lane->worker->events_lock);
     mc_push_own(lane, &lane->error, MC_EVENT_ERROR, status);
+    pthread_mutex_unlock(&lane->worker->events_lock);
+}
+
+static void mc_lane_is_wired(mc_lane *lane) {
+    atomic_store(&lane->wired, 1);
+    pthread_mutex_lock(&lane->worker->events_lock);
+    mc_push_own(lane, &lane->connected, MC_EVENT_WIRED, MH_OK);
     pthread_mutex_unlock(&lane->worker->events_lock);
 }
 
@@ -385,7 +392,8 @@ static void mc_on_received(void *request, mh_status_t status, size_t num_bytes, 
 
 static void mc_on_wired(void *request, mh_status_t status, void *arg) {
     mc_lane *lane = arg;
-    atomic_store(&lane->wired, status == MH_OK);
+    if (status == MH_OK)
+        mc_lane_is_wired(lane);
     atomic_fetch_sub(&lane->pending, 1);
     mh_ucp.request_free(request);
 }
@@ -1089,7 +1097,8 @@ static void mc_lane_wire(mc_lane *lane) {
     atomic_fetch_add(&lane->pending, 1); /* keeps the slot from being reused before the answer */
     void *request = mh_ucp.ep_flush_nbx(lane->endpoint, &param);
     if (request == NULL || MH_PTR_IS_ERR(request)) {
-        atomic_store(&lane->wired, request == NULL);
+        if (request == NULL)
+            mc_lane_is_wired(lane);
         atomic_fetch_sub(&lane->pending, 1);
     }
 }

@@ -281,6 +281,8 @@ class UcxFabric:
                         event[1].on_done()
                 elif event[0] == 4:  # ERROR
                     event[1].on_error(event[2])
+                elif event[0] == 6:  # WIRED
+                    event[1].on_wired()
             except Exception as error:  # noqa: BLE001 one broken callback must not stop the others' I/O
                 self._engine.on_fault("a callback of a UCX lane failed", error)
         if taken:

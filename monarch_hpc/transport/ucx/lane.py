@@ -85,6 +85,7 @@ class UcxLane:
         self._failed: type[Exception] = _ucx.UcxError
         self._text: Callable[[int], str] = _ucx.status_text
         self._lane = worker.open(self)
+        self._on_connected: Callable[[], None] | None = None
         self._one_sided = OneSided(engine, self._lane, peer, lambda: self._error)
         self._error: TransportError | None = None
         self.shared = False
@@ -148,8 +149,8 @@ class UcxLane:
         """Fail the lane with *error*."""
         self._fail(error)
 
-    def connect(self, kind: FabricKind, address: bytes, token: bytes) -> None:
-        """Connect the lane to the peer's.
+    def connect(self, kind: FabricKind, address: bytes, token: bytes, connected: Callable[[], None]) -> None:
+        """Connect the lane to the peer's; see `transport.api.Lane.connect`.
 
         Raises:
             PeerLost: UCX has no transport to the peer.
@@ -164,6 +165,17 @@ class UcxLane:
         # Elsewhere UCX emulates them by messages, and may end the owner's process when it gives up the peer while its
         # answers wait: it takes them for sends, and reads a field that was never set, in all versions up to 1.22.
         self._moves = kind is FabricKind.UCX_RDMA
+        if kind is FabricKind.UCX_RDMA:
+            # Whether this network reaches the peer is known only then: UCX keeps what is sent before, and waits.
+            self._on_connected = connected
+        else:
+            connected()
+
+    def on_wired(self) -> None:
+        """Tell the owner that UCX has connected both sides, if it waits for that."""
+        connected, self._on_connected = self._on_connected, None
+        if connected is not None and self._error is None:
+            connected()
 
     # ---- sending ----
 

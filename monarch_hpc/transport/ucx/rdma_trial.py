@@ -38,7 +38,7 @@ TRIAL_S = 60.0
 Channels use their sockets meanwhile."""
 
 _SILENT = {"UCX_UD_TIMEOUT": "10s"}
-"""Time after which UCX gives up a peer that does not answer; its default is five minutes."""
+"""Time after which UCX gives up a peer that does not answer, and ends the process, which is what the trial finds out."""
 
 _BYTES = 1 << 18
 """Moved by a get and by a put: more than fits into a message, so that queue pairs and keys are used."""
@@ -77,7 +77,7 @@ def find_rdma_fault(library: str, variables: Mapping[str, str], environ: Mapping
 
 
 def _try(library: str, variables: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    environment = {**_SILENT, **environ, **variables, "UCX_LOG_LEVEL": "error", "UCX_LOG_FILE": "stderr"}
+    environment = {**environ, **variables, **_SILENT, "UCX_LOG_LEVEL": "error", "UCX_LOG_FILE": "stderr"}
     try:
         trial = launch(
             [sys.executable, "-P", "-m", __name__, library],

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from monarch_hpc.config.schema import FabricConfig, UcxConfig
 from monarch_hpc.config.sections.fabric import TCP_SEGMENT_MAX_BYTES
-from monarch_hpc.config.tls import ALIASES, TCP_REFUSED, keep_private, opens
+from monarch_hpc.config.tls import ALIASES, TCP_REFUSED, keep_private, only_rdma, opens
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.transport.ucx.machine import Machine
 
@@ -52,6 +52,11 @@ _TCP_RECEIVE_BYTES = TCP_SEGMENT_MAX_BYTES
 # For a peer whose network went silent; below liveness.dead_s, so that UCX does not notice last. Since UCX 1.22.
 _TCP_USER_TIMEOUT = "10s"
 
+# For a peer that does not answer while UCX connects it over InfiniBand or RoCE: a day, which is as good as never. When
+# UCX gives such a peer up after we have closed its endpoint, it asserts that its own request to connect is none
+# (`ucp_request.c:684` in 1.13.1), and ends the process. Its default is 30 s, in later versions five minutes.
+_UD_TIMEOUT = "1440m"
+
 
 def ucx_variables(
     fabric: FabricConfig,
@@ -87,6 +92,8 @@ def ucx_variables(
         variables["UCX_MEM_EVENTS"] = "n"
     if segments:
         variables["UCX_POSIX_DIR"] = segments
+    if only_rdma(tls):
+        variables["UCX_UD_TIMEOUT"] = _UD_TIMEOUT
     devices = ucx.devices
     if opens(tls, "tcp"):
         variables["UCX_TCP_TX_SEG_SIZE"] = str(ucx.tcp_segment_bytes)

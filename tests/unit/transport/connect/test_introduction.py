@@ -38,10 +38,11 @@ class End:
         self.connected: list[tuple[FabricKind, bytes, bytes]] = []
         self._reached = reached
 
-    def connect(self, kind: FabricKind, address: bytes, token: bytes) -> None:
+    def connect(self, kind: FabricKind, address: bytes, token: bytes, connected: Callable[[], None]) -> None:
         if not self._reached:
             raise PeerLost("there", "no route")
         self.connected.append((kind, address, token))
+        connected()
 
 
 class Side:

@@ -31,6 +31,8 @@ ALWAYS = {
 NO_HOOKS = {"UCX_MEM_EVENTS": "n"}
 """Where nothing registers the program's memory."""
 
+OVER_RDMA = {"UCX_UD_TIMEOUT": "1440m"}
+
 OVER_TCP = {
     "UCX_TCP_TX_SEG_SIZE": "524288",
     "UCX_TCP_RX_SEG_SIZE": "524288",
@@ -63,7 +65,8 @@ def variables(
 )
 def test_on_a_network_of_strangers_no_socket_is_opened(machine: Machine, login: bool, tls: str) -> None:
     hooks = NO_HOOKS if machine is BARE else {}
-    assert variables(configured(), machine=machine, login=login) == {"UCX_TLS": tls, **ALWAYS, **hooks}
+    rdma = OVER_RDMA if machine.rdma and not login else {}
+    assert variables(configured(), machine=machine, login=login) == {"UCX_TLS": tls, **ALWAYS, **hooks, **rdma}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,8 @@ def test_on_a_trusted_network_tcp_uses_the_chosen_interfaces(
     expected = {"UCX_TLS": tls, **ALWAYS, **OVER_TCP, "UCX_NET_DEVICES": devices}
     if machine is BARE:
         expected |= NO_HOOKS
+    if machine.rdma and not login:
+        expected |= OVER_RDMA
     assert variables(configured(trusted=True), machine=machine, login=login) == expected
 
 
@@ -95,7 +100,7 @@ def test_the_configuration_says_otherwise() -> None:
         "UCX_TCP_PORT_RANGE": "31000-31999",
     }
     config = configured(devices="mlx5_1:1", port_range="31000-31999", keepalive_s=0.5)
-    expected = {"UCX_TLS": f"{SHARED_MEMORY},{CUDA},ib", **ALWAYS, "UCX_NET_DEVICES": "mlx5_1:1"}
+    expected = {"UCX_TLS": f"{SHARED_MEMORY},{CUDA},ib", **ALWAYS, **OVER_RDMA, "UCX_NET_DEVICES": "mlx5_1:1"}
     expected["UCX_KEEPALIVE_INTERVAL"] = "0.5s"
     assert variables(config, machine=CLUSTER) == expected
 
@@ -104,7 +109,7 @@ def test_what_the_user_has_set_stays() -> None:
     environ = {"UCX_TLS": "sm,rc,self", "UCX_LOG_LEVEL": "debug", "UCX_ERROR_SIGNALS": "SEGV", "PATH": "/bin"}
     found = variables(configured(transports="ib,self"), environ, CLUSTER)
     left = {name: value for name, value in ALWAYS.items() if name not in environ}
-    assert found == {"UCX_TLS": "cma,posix,xpmem,rc,self", **left}
+    assert found == {"UCX_TLS": "cma,posix,xpmem,rc,self", **left, **OVER_RDMA}
 
 
 def test_buffers_of_one_size_receive_what_all_others_send() -> None:
