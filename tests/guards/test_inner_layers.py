@@ -58,7 +58,7 @@ INNER = {
         {"node"},
         {"channel"},
         {"connect", "ucx"},
-        {"heartbeat", "tcp"},
+        {"heartbeat", "held_back", "tcp"},
         {"memory.own"},
         {"pulls"},
         {"memory.grants"},

@@ -38,7 +38,7 @@ TRIAL_S = 60.0
 Channels use their sockets meanwhile."""
 
 _SILENT = {"UCX_UD_TIMEOUT": "10s"}
-"""Time after which UCX gives up a peer that does not answer, and ends the process, which is what the trial finds out."""
+"""Time after which UCX gives up a peer that does not answer, and ends the process: what the trial is to find out."""
 
 _BYTES = 1 << 18
 """Moved by a get and by a put: more than fits into a message, so that queue pairs and keys are used."""
