@@ -16,6 +16,8 @@ _SETTLE_S = 0.5
 _MAX_CHECKS = 20
 """Limit of further checks while a channel still negotiates its fabric: UCX starts within a second, or not at all."""
 
+_UNSETTLED = f"the two sides had not connected a faster one after {_MAX_CHECKS * _SETTLE_S:g} s"
+
 Links = list[dict[str, object]]
 
 
@@ -68,6 +70,8 @@ class LinkReport:
         self._waiting = False
         self._checks_left -= 1
         links = self._summarize()
+        if self._checks_left <= 0:
+            links = [{**link, "why": link["why"] or _UNSETTLED} for link in links]
         if links != self._sent:
             self._sent = links
             self._send(links)

@@ -68,3 +68,4 @@ def test_while_the_two_sides_still_talk_it_looks_again_but_not_for_ever() -> Non
         clock.advance_to_next()
         rounds += 1
     assert rounds == 20
+    assert told[-1] == link("the two sides had not connected a faster one after 10 s")
