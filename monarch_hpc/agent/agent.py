@@ -28,7 +28,7 @@ from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.storage.shortage import shortage_note
 from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.telemetry.observer import RecordObserver, open_observer
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.clocks import ClockTold
 from monarch_hpc.wire.control.kept import KeepProcs, ProcsKept

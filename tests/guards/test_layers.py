@@ -37,7 +37,7 @@ DOORS = {
     "mpi4py": {"actor.runtime.mpi"},
     "numpy": {"rdma.arrays", "rdma.trees.arrays", "telemetry.kept.columns", "telemetry.kept.records"},
     "pyarrow": {"attach.tables.sql", "telemetry.kept", "telemetry.sql", "wire.arrow"},
-    "pynvml": {"telemetry.scribe.gpus"},
+    "pynvml": {"telemetry.scribe.sampling.gpus"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
     "sqlglot": {"telemetry.sql.splitting"},

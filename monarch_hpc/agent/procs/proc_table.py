@@ -26,7 +26,7 @@ from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.supervision.liveness import Liveness
 from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.telemetry.history import HISTORY
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.telemetry.views.flame import without_profile
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message

@@ -27,7 +27,7 @@ from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import Ask, AskHosts, AskSql, Portion, Rows, SqlAnswer

@@ -41,6 +41,9 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "host_tmp_available_bytes": (_GAUGE, "Free space of the folder for temporary files."),
     "host_oom_kills_total": (_COUNTER, "Processes that the kernel has ended for want of memory in the job."),
     "gpu_busy_ratio": (_GAUGE, "Part of the time in which some kernel ran."),
+    "gpu_sm_ratio": (_GAUGE, "Part of the time in which the processors had work."),
+    "gpu_tensor_ratio": (_GAUGE, "Part of the time in which the tensor cores worked."),
+    "gpu_memory_bandwidth_ratio": (_GAUGE, "Part of the memory's bandwidth that was used."),
     "gpu_memory_used_bytes": (_GAUGE, "Memory of the GPU in use."),
     "gpu_memory_total_bytes": (_GAUGE, "Memory of the GPU."),
     "gpu_power_watts": (_GAUGE, "Power of the GPU."),
@@ -154,6 +157,9 @@ def _add_hosts(families: _Families, one: Scrape) -> None:
         families.add_known(
             {
                 "gpu_busy_ratio": gpu.busy_pct / 100,
+                "gpu_sm_ratio": gpu.sm_pct / 100,
+                "gpu_tensor_ratio": gpu.tensor_pct / 100,
+                "gpu_memory_bandwidth_ratio": gpu.memory_pct / 100,
                 "gpu_memory_used_bytes": gpu.used_bytes,
                 "gpu_memory_total_bytes": gpu.total_bytes,
                 "gpu_power_watts": gpu.power_w,

@@ -16,7 +16,7 @@ from monarch_hpc.telemetry.kept.chunks import METRICS, SPANS
 from monarch_hpc.telemetry.otlp import METRICS_PATH, SPANS_PATH, metrics_body, spans_body
 from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.scribe.drain import Drain
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.wire.tables.procs import RunProcess
 
 __all__ = ["Exporter"]

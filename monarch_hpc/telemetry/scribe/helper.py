@@ -17,8 +17,8 @@ from monarch_hpc.telemetry.scribe.engine import HostEngine
 from monarch_hpc.telemetry.scribe.exporter import Exporter
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
 from monarch_hpc.telemetry.scribe.keeper import RecordKeeper
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
-from monarch_hpc.telemetry.scribe.samples import Samples
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.samples import Samples
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskSql, Rows, SqlAnswer
 from monarch_hpc.wire.control.scribe import (
@@ -129,6 +129,7 @@ class Helper:
         samples = self._samples
         assert samples is not None, "the agent begins with `BeginSampling`"
         tables = parse_question(question.pieces).tables if question.pieces else [question.table]
+        samples.asked(tables)
         if samples.is_stale and not samples.sources.keys().isdisjoint(tables):
             self._sample()
         sources = {**samples.sources, KEEPING.name: self._keeping}

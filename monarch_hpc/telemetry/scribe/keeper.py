@@ -22,8 +22,8 @@ from monarch_hpc.telemetry.kept.parts import GROUP_HOSTS, list_parts, write_part
 from monarch_hpc.telemetry.layout import RECORD_BYTES
 from monarch_hpc.telemetry.reading import memory_of, read_names
 from monarch_hpc.telemetry.scribe.drain import Drain
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.scribe.rate import choose, halvings
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.telemetry.scribe.spool import Spool
 from monarch_hpc.wire.control.scribe import KeepRecords
 from monarch_hpc.wire.tables.catalog import TABLES

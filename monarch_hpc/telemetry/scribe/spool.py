@@ -6,7 +6,7 @@ import json
 import os
 
 from monarch_hpc.telemetry.kept.chunks import BEGIN, NO_PROCESS, RECORDS, Heading, parse, render
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 
 __all__ = ["Cursors", "Spool"]
 

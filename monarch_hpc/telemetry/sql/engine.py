@@ -25,7 +25,7 @@ from monarch_hpc.core.process.parent import continue_at_parents_death
 from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.scribe.framing import MessageSocket
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.telemetry.sql.plan import is_lasting, tables_of
 from monarch_hpc.telemetry.sql.unanswered import EngineQuestion, unanswered
 from monarch_hpc.telemetry.sql.workers import QuestionWorkers

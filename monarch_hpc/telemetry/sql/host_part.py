@@ -19,7 +19,7 @@ from monarch_hpc.telemetry.kept.decoded import DecodedParts, PartIndex
 from monarch_hpc.telemetry.kept.parts import PartFile
 from monarch_hpc.telemetry.kept.reading import Columns, Kept, find_kept
 from monarch_hpc.telemetry.kept.records import RecordSource
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, columns_named, columns_needed, combine
 from monarch_hpc.telemetry.sql.live import PLACES, LiveReader, LiveRecords
 from monarch_hpc.telemetry.sql.record_rows import RecordRows, index_of_file, results_of_records

@@ -18,7 +18,7 @@ from monarch_hpc.telemetry.kept.columns import KeptProcess, columns_of
 from monarch_hpc.telemetry.kept.reading import Columns, process_of
 from monarch_hpc.telemetry.kept.records import RecordSource, TakenRecords, take_records, without
 from monarch_hpc.telemetry.reading import memory_of
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.wire.tables.pieces import sql_tables
 from monarch_hpc.wire.tables.procs import RunProcess
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.telemetry.clock import Correction
 from monarch_hpc.telemetry.kept.arrow import table_of_rows
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, combine, finish, has_rows, results_of
 from monarch_hpc.telemetry.sql.given import FinishedAnswer, GivenRows, parse, render
 from monarch_hpc.telemetry.sql.host_part import HostPart

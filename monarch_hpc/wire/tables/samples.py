@@ -76,6 +76,9 @@ class GpuSample:
     xid: Annotated[int, "number of the last error that the driver reported while it was looked at; 0 if none"]
     nvlink_tx_bytes: Annotated[int, "bytes sent over all its NVLinks so far; -1 if unknown"]
     nvlink_rx_bytes: Annotated[int, "bytes received over all its NVLinks so far; -1 if unknown"]
+    sm_pct: Annotated[float, "part of the time since the look before in which its processors had work; -1 if unknown"]
+    tensor_pct: Annotated[float, "part of that time in which its tensor cores worked; -1 if unknown"]
+    memory_pct: Annotated[float, "part of its memory's bandwidth that was used in that time; -1 if unknown"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.telemetry.scribe.keeper import RecordKeeper
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
 from monarch_hpc.telemetry.scribe.rate import halvings
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.control.scribe import KeepRecords
 from monarch_hpc.wire.tables.catalog import TABLES

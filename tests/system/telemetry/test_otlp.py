@@ -24,7 +24,7 @@ from monarch_hpc.telemetry.layout import NO_STEP
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.telemetry.scribe.exporter import Exporter
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.tables.keeping import KEEPING, HostKeeping
 from tests.system.support.controlling import controlled, settle

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
-import re
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,15 +20,16 @@ from monarch_hpc.attach.tables.sql_engine import open_engine
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.machine.procfs import each_pid, read_environ
-from monarch_hpc.telemetry.scribe.gpus import NvidiaGpus, sample_amd
-from monarch_hpc.telemetry.scribe.host import HostSampler, parse_busy, parse_stall
-from monarch_hpc.telemetry.scribe.net import sample_ports
-from monarch_hpc.telemetry.scribe.procs import ProcPlace, sample_proc
+from monarch_hpc.telemetry.scribe.sampling.gpus import NvidiaGpus, sample_amd
+from monarch_hpc.telemetry.scribe.sampling.host import HostSampler, parse_busy, parse_stall
+from monarch_hpc.telemetry.scribe.sampling.net import sample_ports
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace, sample_proc
 from monarch_hpc.telemetry.sql.given import GivenRows
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.start import COOKIE
 from monarch_hpc.wire.tables.samples import SAMPLES
 from tests.system.support.controlling import controlled, keep_channels, settle
+from tests.system.support.recorded_nvml import RecordedNvml
 
 _PATIENCE_S = 60.0
 
@@ -110,106 +110,16 @@ def test_ports_of_three_kinds_have_the_same_columns(tmp_path: Path) -> None:
     assert [*sample_ports("n1", 1.0, tmp_path / "none")] == []
 
 
-class NVMLError(Exception):
-    """Not supported, not found, or timed out."""
-
-
-class RecordedNvml:
-    """The answers of NVML on a host with two GPUs: one at rest, and one that is too hot and has an error."""
-
-    NVMLError = NVMLError
-    NVML_SUCCESS = 0
-    NVML_TEMPERATURE_GPU = 0
-    NVML_CLOCK_SM = 1
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
-    NVML_VOLATILE_ECC = 0
-    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = 138
-    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 139
-    nvmlEventTypeXidCriticalError = 8
-    nvmlClocksThrottleReasonSwPowerCap = 0x4
-    nvmlClocksThrottleReasonHwSlowdown = 0x8
-    nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
-    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
-    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
-
-    def __init__(self) -> None:
-        self.events = [SimpleNamespace(device=1, eventData=79)]
-
-    def __getattr__(self, name: str) -> Any:
-        """NVML's name of a function: ``nvmlDeviceGetName`` is `device_get_name`."""
-        return object.__getattribute__(self, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removeprefix("nvml")).lower())
-
-    def _unsupported(self, *_: object) -> Any:
-        raise NVMLError
-
-    def device_get_handle_by_index(self, index: int) -> int:
-        return index if index < 2 else self._unsupported()
-
-    def device_get_handle_by_uuid(self, uuid: str) -> int:
-        return int(uuid[-1]) if uuid.startswith("GPU-") else self._unsupported()
-
-    def event_set_create(self) -> str:
-        return "set"
-
-    def device_register_events(self, *_: object) -> None:
-        return None
-
-    def event_set_wait_v2(self, _set: str, _timeout_ms: int) -> Any:
-        return self.events.pop() if self.events else self._unsupported()
-
-    def device_get_uuid(self, handle: int) -> str:
-        return f"GPU-{handle}"
-
-    def device_get_index(self, handle: int) -> int:
-        return handle
-
-    def device_get_name(self, _handle: int) -> bytes:
-        return b"NVIDIA H100 80GB HBM3"
-
-    def device_get_utilization_rates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=96, memory=40) if handle else self._unsupported()
-
-    def device_get_memory_info(self, _handle: int) -> Any:
-        return SimpleNamespace(used=5 << 30, total=80 << 30)
-
-    def device_get_power_usage(self, handle: int) -> int:
-        return 70_500 if handle == 0 else 699_000
-
-    def device_get_compute_running_processes(self, handle: int) -> list[Any]:
-        busy = [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=3 << 30)]
-        return [*busy, SimpleNamespace(pid=9, usedGpuMemory=4 << 30)] if handle else []
-
-    def device_get_temperature(self, handle: int, _sensor: int) -> int:
-        return 91 if handle else 35
-
-    def device_get_clock_info(self, handle: int, _clock: int) -> int:
-        return 900 if handle else 1980
-
-    def device_get_max_clock_info(self, _handle: int, _clock: int) -> int:
-        return 1980
-
-    def device_get_current_clocks_throttle_reasons(self, handle: int) -> int:
-        return 0x48 if handle else 0x1  # 1: it is idle
-
-    def device_get_total_ecc_errors(self, handle: int, _kind: int, _counter: int) -> int:
-        return 2 if handle else 0
-
-    def device_get_field_values(self, handle: int, fields: list[tuple[int, int]]) -> list[Any]:
-        return [
-            SimpleNamespace(nvmlReturn=0 if handle else 3, value=SimpleNamespace(ullVal=number)) for number, _ in fields
-        ]
-
-
 def test_gpus_of_the_grant_are_sampled_with_what_their_driver_answers() -> None:
     gpus = NvidiaGpus(RecordedNvml(), ["0", "GPU-1", "7", "MIG-x"])
-    cool, hot = gpus.sample("n1", 1.0, {7, 8})
+    cool, hot = gpus.sample("n1", 1.0, {7, 8}, watched=False)
     assert (cool.gpu, cool.uuid, cool.model, cool.pid) == (0, "GPU-0", "NVIDIA H100 80GB HBM3", 0)
     assert (cool.busy_pct, cool.power_w, cool.throttle, cool.nvlink_tx_bytes) == (-1.0, 70.5, "", -1)
     assert (hot.uuid, hot.pid, hot.busy_pct, hot.used_bytes, hot.total_bytes) == ("GPU-1", 8, 96.0, 5 << 30, 80 << 30)
     assert (hot.temperature_c, hot.clock_mhz, hot.max_clock_mhz) == (91.0, 900, 1980)
     assert (hot.throttle, hot.ecc_errors, hot.xid) == ("hw_slowdown,hw_thermal", 2, 79)
     assert (hot.nvlink_tx_bytes, hot.nvlink_rx_bytes) == (138 << 10, 139 << 10)
-    assert next(iter([*gpus.sample("n1", 2.0, set())][1:])).xid == 0  # each error is reported once
+    assert next(iter([*gpus.sample("n1", 2.0, set(), watched=False)][1:])).xid == 0  # each error is reported once
 
 
 def test_gpus_of_amd_are_those_of_the_grant(tmp_path: Path) -> None:
@@ -252,7 +162,7 @@ def test_a_link_with_errors_and_a_throttled_gpu_are_found(tmp_path: Path) -> Non
         *(2, 0, 10.0),
     )
     gpus = NvidiaGpus(RecordedNvml(), ["0", "1"])
-    rows = [row for t in (1.0, 2.0) for row in gpus.sample("n1", t, set())]
+    rows = [row for t in (1.0, 2.0) for row in gpus.sample("n1", t, set(), watched=False)]
     (gpu,) = ask_about("gpu-throttle", "gpu_samples", rows)
     assert (gpu["gpu"], gpu["samples"], gpu["throttled"], gpu["why"]) == (1, 2, 2, "hw_slowdown,hw_thermal")
     assert (gpu["hottest_c"], gpu["least_mhz"], gpu["max_mhz"], gpu["xid"]) == (91.0, 900, 1980, 79)

@@ -26,7 +26,7 @@ from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.reading import memory_of
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.telemetry.scribe.keeper import RecordKeeper
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.telemetry.sql import live
 from monarch_hpc.telemetry.sql.context import KeptRows, RowSet, results_of
 from monarch_hpc.telemetry.sql.host_part import HostPart

@@ -20,7 +20,7 @@ from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.supervision.liveness import Lease
 from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.telemetry.scribe.procs import ProcPlace
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.questions import Ask, Portion

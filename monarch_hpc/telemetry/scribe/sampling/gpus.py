@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from monarch_hpc.telemetry.scribe.net import SYS
+from monarch_hpc.telemetry.scribe.sampling.gpu_activity import UNKNOWN, Activity, ActivityReader
+from monarch_hpc.telemetry.scribe.sampling.net import SYS
 from monarch_hpc.wire.tables.samples import GpuSample
 
 __all__ = ["NvidiaGpus", "load_nvml", "sample_amd"]
@@ -53,19 +54,24 @@ class NvidiaGpus:
     def __init__(self, nvml: Any, granted: Sequence[str]) -> None:
         self._nvml = nvml
         self._handles = [handle for name in granted if (handle := self._find(name)) is not None]
+        self._activity = [ActivityReader(nvml, handle) for handle in self._handles]
         self._errors = self._read(nvml.nvmlEventSetCreate)
         for handle in self._handles:
             self._read(nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._errors)
 
-    def sample(self, host: str, t: float, pids: Collection[int]) -> Iterator[GpuSample]:
+    def sample(self, host: str, t: float, pids: Collection[int], *, watched: bool) -> Iterator[GpuSample]:
         """Look at all of them.
 
         Args:
             pids: the host's procs.
+            watched: whether somebody asks for samples of GPUs, so that their activity is read.
         """
         errors = self._take_errors()
-        for handle in self._handles:
-            yield self._sample(handle, host, t, pids, errors)
+        for handle, reader in zip(self._handles, self._activity, strict=True):
+            if not watched:
+                reader.rest()
+            activity = reader.read() if watched else UNKNOWN
+            yield self._sample(handle, host, t, pids, errors, activity)
 
     def _find(self, name: str) -> Any:
         nvml = self._nvml
@@ -73,7 +79,9 @@ class NvidiaGpus:
             return self._read(nvml.nvmlDeviceGetHandleByIndex, int(name))
         return self._read(nvml.nvmlDeviceGetHandleByUUID, name)
 
-    def _sample(self, handle: Any, host: str, t: float, pids: Collection[int], errors: dict[str, int]) -> GpuSample:
+    def _sample(
+        self, handle: Any, host: str, t: float, pids: Collection[int], errors: dict[str, int], activity: Activity
+    ) -> GpuSample:
         nvml, read = self._nvml, self._read
         uuid = _text(read(nvml.nvmlDeviceGetUUID, handle))
         rates = read(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -112,6 +120,9 @@ class NvidiaGpus:
             errors.get(uuid, 0),
             sent,
             received,
+            activity.sm,
+            activity.tensor,
+            activity.memory,
         )
 
     def _throttle(self, handle: Any) -> str:
@@ -188,6 +199,9 @@ def _amd(host: str, t: float, number: int, folder: Path) -> GpuSample:
         0,
         -1,
         -1,
+        -1.0,
+        -1.0,
+        -1.0,
     )
 
 

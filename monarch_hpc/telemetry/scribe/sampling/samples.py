@@ -8,10 +8,10 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
-from monarch_hpc.telemetry.scribe.gpus import NvidiaGpus, load_nvml, sample_amd
-from monarch_hpc.telemetry.scribe.host import HostSampler
-from monarch_hpc.telemetry.scribe.net import sample_ports
-from monarch_hpc.telemetry.scribe.procs import ProcPlace, sample_proc
+from monarch_hpc.telemetry.scribe.sampling.gpus import NvidiaGpus, load_nvml, sample_amd
+from monarch_hpc.telemetry.scribe.sampling.host import HostSampler
+from monarch_hpc.telemetry.scribe.sampling.net import sample_ports
+from monarch_hpc.telemetry.scribe.sampling.procs import ProcPlace, sample_proc
 from monarch_hpc.wire.tables.answer import Sources
 from monarch_hpc.wire.tables.samples import GPU_SAMPLES, HOST_SAMPLES, NET_SAMPLES, PROC_SAMPLES, SAMPLES
 from monarch_hpc.wire.tables.schema import MAX_ROWS
@@ -21,6 +21,10 @@ __all__ = ["Samples"]
 _WINDOW_S = 600.0
 _FRESH_S = 0.5
 """An answer begins with a look that is not older."""
+
+_WATCHED_S = 60.0
+"""Time after a question for samples of GPUs in which another one is expected: `top`, `dash` and scrapers come again
+sooner."""
 
 
 class _Timed(Protocol):
@@ -55,11 +59,16 @@ class Samples:
         if gpus and (nvml := load_nvml()) is not None:
             self._nvidia = NvidiaGpus(nvml, gpus)
         self._rows: dict[str, deque[Any]] = {name: deque(maxlen=MAX_ROWS) for name in SAMPLES}
-        self._last_s = -_WINDOW_S
+        self._last_s = self._asked_s = -_WINDOW_S
 
     def due_s(self) -> float:
         """The time until the next look is due, in seconds; 0 or less if it is."""
         return min(self._last_s + self._sample_s - self._now_s(), self._sample_s)
+
+    def asked(self, tables: Collection[str]) -> None:
+        """Note a question for these tables."""
+        if GPU_SAMPLES.name in tables:
+            self._asked_s = self._now_s()
 
     def take(self, procs: Collection[ProcPlace]) -> Mapping[str, list[Any]]:
         """Look at everything; return the rows of this look by table."""
@@ -81,7 +90,8 @@ class Samples:
     def _sample_gpus(self, t: float, pids: Collection[int]) -> Iterable[Any]:
         if not self._gpus:
             return ()
-        nvidia = () if self._nvidia is None else self._nvidia.sample(self._host, t, pids)
+        watched = t - self._asked_s < _WATCHED_S
+        nvidia = () if self._nvidia is None else self._nvidia.sample(self._host, t, pids, watched=watched)
         return chain(nvidia, sample_amd(self._host, t, self._gpus))
 
     @property

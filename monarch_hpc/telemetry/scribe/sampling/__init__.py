@@ -1,0 +1,1 @@
+"""Samples of a host: its procs, memory, GPUs and network ports."""
