@@ -166,6 +166,23 @@ def test_thirteen_hundred_tensors_travel(owner: ActorMesh[Owner]) -> None:
     live.drop().get(_PATIENCE_S)
 
 
+def read_beside_a_writer(owners: ActorMesh[Owner], state: RDMAState, into: Any, num: int) -> tuple[int, int]:
+    """Publish that many versions while another proc and this one read; return how often, and the growth in bytes."""
+    first = state.version().get(_PATIENCE_S) + 1
+    last, got, reads = first + num - 1, 0, 0
+    published = owners.slice(gpus=0).publish_all.call_one(num, first)
+    elsewhere = owners.slice(gpus=1).read_until.call_one(state, last)
+    while got < last:
+        got = state.read_into(into).get(_PATIENCE_S)
+        reads += 1
+        assert not any((value != got).any() for value in into.values())
+    grown_bytes, grown_registrations, _longest_s = published.get(_PATIENCE_S)
+    there, mixed_there = elsewhere.get(_PATIENCE_S)
+    assert mixed_there == 0 and grown_registrations == 0
+    assert state.version().get(_PATIENCE_S) == last
+    return reads + there, grown_bytes
+
+
 @on_both
 @pytest.mark.parametrize(("copies", "versions"), [(1, 200), (2, 1000)])
 def test_readers_get_no_mix_under_a_writer_that_never_rests(
@@ -173,20 +190,12 @@ def test_readers_get_no_mix_under_a_writer_that_never_rests(
 ) -> None:
     tree = {f"x{index}": np.ones(20_000) for index in range(5)}
     state = owners.slice(gpus=0).make.call_one(tree, copies=copies).get(_PATIENCE_S)
-    into, reads, last, until_s = state.read().get(_PATIENCE_S), 0, 1, time.monotonic() + _PATIENCE_S
+    into, reads, until_s = state.read().get(_PATIENCE_S), 0, time.monotonic() + _PATIENCE_S
+    read_beside_a_writer(owners, state, into, versions // 4)  # UCX takes some MB of its own first, 1.18 more than 1.13
     while reads <= 3 and time.monotonic() < until_s:  # on a busy machine, all versions may come between two reads
-        first, last, got = last + 1, last + versions, 0
-        published = owners.slice(gpus=0).publish_all.call_one(versions, first)
-        elsewhere = owners.slice(gpus=1).read_until.call_one(state, last)
-        while got < last:
-            got = state.read_into(into).get(_PATIENCE_S)
-            reads += 1
-            assert not any((value != got).any() for value in into.values())
-        grown_bytes, grown_registrations, _longest_s = published.get(_PATIENCE_S)
-        there, mixed_there = elsewhere.get(_PATIENCE_S)
-        reads += there
-        assert mixed_there == 0 and grown_bytes < 4_000_000 and grown_registrations == 0
-        assert state.version().get(_PATIENCE_S) == last
+        more, grown_bytes = read_beside_a_writer(owners, state, into, versions)
+        assert grown_bytes < 4_000_000
+        reads += more
     assert reads > 3
 
 
