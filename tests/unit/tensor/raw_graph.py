@@ -36,7 +36,7 @@ class RawGraph:
 
     num_captures = 0
     num_replays = 0
-    fails_in: int | None = None  # the replay, counted down, that raises an error in place of its last effect
+    num_failing = 0  # of coming replays that fail after they have written to what they got
 
     def __init__(self, code: Callable[[list[Any]], None], slots: list[Any]) -> None:
         self._code = code
@@ -74,11 +74,9 @@ class RawGraph:
             slots[slot] = empty.set_(memories[raw.begin], raw.offset, raw.shape, raw.stride)
         self._code(slots)
         RawGraph.num_replays += 1
-        if RawGraph.fails_in is not None:
-            RawGraph.fails_in -= 1
-            if RawGraph.fails_in < 0:
-                RawGraph.fails_in = None
-                raise RuntimeError("the device is lost")
+        if RawGraph.num_failing:
+            RawGraph.num_failing -= 1
+            raise RuntimeError("the device is lost")
         for slot, memory in self._made.items():
             _bytes_of(memory).copy_(_bytes_of(slots[slot].untyped_storage()))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
@@ -22,11 +21,9 @@ LIMITS = GraphLimits(1, 4)
 
 
 @pytest.fixture(autouse=True)
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPUs have graphs."""
     monkeypatch.setitem(RECORDERS, "cpu", RawGraph)
-    yield
-    RawGraph.fails_in = None
 
 
 def bits(tensors: Any) -> list[Any]:
@@ -279,6 +276,7 @@ CHANGES = st.tuples(
 )
 
 
+@pytest.mark.slow  # each example runs up to twelve steps twice
 @hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(
     steps=STEPS,

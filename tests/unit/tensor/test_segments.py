@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed._functional_collectives  # registers their operators
 
-from monarch_hpc.tensor.worker.lowered.graphs.places import Place, contested
-from monarch_hpc.tensor.worker.lowered.graphs.segments import Piece, Segment, split
+from monarch_hpc.tensor.worker.lowered.graphs.places import MemoryPlace, contested
+from monarch_hpc.tensor.worker.lowered.graphs.segments import Segment, SegmentPiece, split
 from monarch_hpc.tensor.worker.lowered.parts import PartKind, StepPart
 from monarch_hpc.tensor.worker.lowered.recording import KeptResult, RecordedPart, ReplayRecording
 from monarch_hpc.tensor.worker.lowered.trace import Call, Draw, Instruction, SlotFact, TensorSlot, WriteNote
@@ -59,9 +59,9 @@ def test_records_in_a_row_are_one_graph_and_other_records_end_it() -> None:
     assert split(recording(parts, slots, 5), {"cuda"}, 2) == [
         Segment(
             pieces=(
-                Piece(0, 0, 1, True, True, frozenset()),
-                Piece(1, 0, 0, True, True, frozenset()),
-                Piece(2, 0, 5, True, True, frozenset({0, 1, 2})),
+                SegmentPiece(0, 0, 1, True, True, frozenset()),
+                SegmentPiece(1, 0, 0, True, True, frozenset()),
+                SegmentPiece(2, 0, 5, True, True, frozenset({0, 1, 2})),
             ),
             num_ops=4,
             ins=(0, 1),
@@ -70,10 +70,11 @@ def test_records_in_a_row_are_one_graph_and_other_records_end_it() -> None:
             escaping=frozenset(),
             notes=(0, 1),
             dead=(0, 1, 2),
+            device="cuda",
             reason="",
         ),
         Segment(
-            (Piece(4, 0, 2, True, True, frozenset({3, 4})),),
+            (SegmentPiece(4, 0, 2, True, True, frozenset({3, 4})),),
             2,
             (3,),
             (5,),
@@ -81,6 +82,7 @@ def test_records_in_a_row_are_one_graph_and_other_records_end_it() -> None:
             frozenset({5}),
             (),
             (3, 4, 5),
+            "cuda",
             "",
         ),
     ]
@@ -114,8 +116,8 @@ def test_what_no_graph_may_have_is_between_graphs_within_a_record_too() -> None:
 
 
 def test_memory_that_overlaps_is_contested_if_any_of_it_is_written_to() -> None:
-    def at(begin: int, end: int) -> Place:
-        return Place(CPU, torch.float32, (1,), (1,), 0, begin, end)
+    def at(begin: int, end: int) -> MemoryPlace:
+        return MemoryPlace(CPU, torch.float32, (1,), (1,), 0, begin, end)
 
     places = [at(0, 100), at(20, 40), at(60, 80), at(100, 120), at(110, 130), at(7, 7)]
     assert contested(places, frozenset()) == contested(places, frozenset({5})) == frozenset()

@@ -33,7 +33,7 @@ def recording_of(
     """
     trace = StepTrace()
     memories = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in given}
-    saved = [(memory, memory.clone()) for memory in memories.values()]
+    saved = [(memory, memory.clone()) for memory in memories.values()]  # type: ignore[no-untyped-call]
     with torch.no_grad(), trace:
         ins = []
         for tensor in given:

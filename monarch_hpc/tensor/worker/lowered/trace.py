@@ -20,7 +20,15 @@ from torch.utils._pytree import tree_iter
 from monarch_hpc.tensor.worker.values import storage_of
 
 __all__ = [
-    *("Call", "CannotLower", "Draw", "Instruction", "SlotFact", "StepTrace", "TensorSlot", "WriteNote", "own_part"),
+    "Call",
+    "CannotLower",
+    "Draw",
+    "Instruction",
+    "SlotFact",
+    "StepTrace",
+    "TensorSlot",
+    "WriteNote",
+    "own_part",
     "place_of",
 ]
 

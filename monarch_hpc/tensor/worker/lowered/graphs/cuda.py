@@ -15,8 +15,9 @@ class CudaGraph:
     """Operators on the current GPU, captured without being executed; see `GraphRecorder`.
 
     It has a pool of memory of its own, which goes with it. It is captured in a stream beside that of the worker, which
-    waits for it; only calls of this thread can spoil it. Operators that draw random numbers are not in graphs, so no
-    generator is registered.
+    waits for it; only calls of this thread can spoil it. It is replayed in the worker's stream, in which the copies
+    before and after it are made: sharded tensors have no other one. Operators that draw random numbers are in no graph,
+    so no generator is registered.
 
     Args:
         code: runs the operators, with the slots.
@@ -24,12 +25,12 @@ class CudaGraph:
     """
 
     def __init__(self, code: Callable[[list[Any]], None], slots: list[Any]) -> None:
-        device = next(slot.device for slot in slots if slot is not None)
-        with torch.cuda.device(device):
-            self._graph = torch.cuda.CUDAGraph()
-            self._stream = torch.cuda.current_stream()
+        self._graph = torch.cuda.CUDAGraph()
+        self._device = next((slot.device for slot in slots if slot is not None and slot.is_cuda), None)
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream()
             beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
-            beside.wait_stream(self._stream)
+            beside.wait_stream(stream)
             with torch.cuda.stream(beside):
                 torch._C._cuda_clearCublasWorkspaces()  # an older one could be freed while the graph uses it
                 self._graph.capture_begin(capture_error_mode="thread_local")
@@ -41,13 +42,9 @@ class CudaGraph:
                     raise
                 self._graph.capture_end()
                 torch._C._cuda_clearCublasWorkspaces()  # those made meanwhile are in its pool
-            self._stream.wait_stream(beside)
+            stream.wait_stream(beside)
 
     def replay(self) -> None:
-        """Execute them in the current stream, after what was done with their memory in another one."""
-        with torch.cuda.device(self._stream.device):
-            stream = torch.cuda.current_stream()
-            if stream != self._stream:
-                stream.wait_stream(self._stream)
-                self._stream = stream
+        """Execute them in the current stream."""
+        with torch.cuda.device(self._device):
             self._graph.replay()

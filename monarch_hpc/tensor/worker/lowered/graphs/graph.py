@@ -9,7 +9,7 @@ import torch
 
 from monarch_hpc.tensor.stream.records import GraphLimits
 from monarch_hpc.tensor.worker.lowered.code import compile_code
-from monarch_hpc.tensor.worker.lowered.graphs.places import CannotGraph, Place, contested, extent_of, flat
+from monarch_hpc.tensor.worker.lowered.graphs.places import CannotGraph, MemoryPlace, contested, extent_of, flat
 from monarch_hpc.tensor.worker.lowered.graphs.segments import Segment
 from monarch_hpc.tensor.worker.lowered.trace import Call
 
@@ -79,7 +79,7 @@ class SegmentGraph:
         self._record = record
         self._num_captures = limits.captures
         self._num_runs = 0
-        self._last: list[Place] = []
+        self._last: list[MemoryPlace] = []
         self._moving: set[int] = set()
         self._forget()
 
@@ -110,7 +110,7 @@ class SegmentGraph:
         if self.reason:
             return False
         try:
-            places = [Place.of(slots[slot]) for slot in self._ins]
+            places = [MemoryPlace.of(slots[slot]) for slot in self._ins]
             if self._graph is not None:
                 if self._fits(places):
                     return True
@@ -146,7 +146,7 @@ class SegmentGraph:
 
     # ---- whether there is a graph ----
 
-    def _fits(self, places: list[Place]) -> bool:
+    def _fits(self, places: list[MemoryPlace]) -> bool:
         """Whether the graph can use what it gets."""
         if self._copied and self._written and not contested(places, self._written).isdisjoint(self._copied):
             return False
@@ -155,9 +155,9 @@ class SegmentGraph:
             for number, (place, before) in enumerate(zip(places, self._last, strict=True))
         )
 
-    def _prepare(self, places: list[Place], slots: list[Any]) -> bool:
+    def _prepare(self, places: list[MemoryPlace], slots: list[Any]) -> bool:
         last, self._last = self._last, places
-        if not all(map(Place.looks_like, places, last)) or len(last) != len(places):
+        if not all(map(MemoryPlace.looks_like, places, last)) or len(last) != len(places):
             self._num_runs = 0
         else:
             self._moving.update(number for number, place in enumerate(places) if place != last[number])
@@ -171,7 +171,7 @@ class SegmentGraph:
         self._capture(places, slots)
         return True
 
-    def _capture(self, places: list[Place], slots: list[Any]) -> None:
+    def _capture(self, places: list[MemoryPlace], slots: list[Any]) -> None:
         fixed = contested(places, self._written)
         inside: list[Any] = [None] * len(slots)
         for number, slot in enumerate(self._ins):
@@ -187,7 +187,7 @@ class SegmentGraph:
         memories: dict[int, int] = {}
         for slot in self._outs:
             tensor = inside[slot]
-            Place.of(tensor)
+            MemoryPlace.of(tensor)
             memory, shape, stride = tensor.untyped_storage(), tuple(tensor.shape), tensor.stride()
             of = given.get(memory._cdata)
             if of is not None:

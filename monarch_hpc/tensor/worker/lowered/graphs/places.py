@@ -1,4 +1,4 @@
-"""Where tensors lie in memory, and which of them overlap."""
+"""The places of tensors in memory, and which of them overlap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["CannotGraph", "Place", "contested", "extent_of", "flat"]
+__all__ = ["CannotGraph", "MemoryPlace", "contested", "extent_of", "flat"]
 
 _ALIGNMENT = 64
 """Bytes at whose multiples memory of an allocator begins, at least: kernels may be others elsewhere."""
@@ -25,7 +25,7 @@ class CannotGraph(Exception):
         self.reason = reason
 
 
-class Place(NamedTuple):
+class MemoryPlace(NamedTuple):
     """Where a tensor lies.
 
     Attributes:
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     end: int
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Place:
+    def of(tensor: torch.Tensor) -> MemoryPlace:
         """Describe a tensor.
 
         Raises:
@@ -58,7 +58,7 @@ class Place(NamedTuple):
         memory = tensor.untyped_storage()
         begin = memory.data_ptr()
         shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-        return Place(tensor.device, tensor.dtype, shape, stride, offset, begin, begin + memory.nbytes())
+        return MemoryPlace(tensor.device, tensor.dtype, shape, stride, offset, begin, begin + memory.nbytes())
 
     @property
     def address(self) -> int:
@@ -70,12 +70,12 @@ class Place(NamedTuple):
         """Whether it begins where an allocator's memory may begin."""
         return self.address % _ALIGNMENT == 0
 
-    def looks_like(self, other: Place) -> bool:
+    def looks_like(self, other: MemoryPlace) -> bool:
         """Whether they differ in nothing but the address."""
         return self[:4] == other[:4]
 
 
-def contested(places: Sequence[Place], written: frozenset[int]) -> frozenset[int]:
+def contested(places: Sequence[MemoryPlace], written: frozenset[int]) -> frozenset[int]:
     """The tensors, by number, that must share memory: they overlap others, and one of these is written to.
 
     Args:

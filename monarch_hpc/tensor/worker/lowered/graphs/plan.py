@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from monarch_hpc.tensor.stream.records import GraphLimits
-from monarch_hpc.tensor.worker.lowered.code import Code, compile_code, made_by
+from monarch_hpc.tensor.worker.lowered.code import Code, compile_code
 from monarch_hpc.tensor.worker.lowered.graphs.cuda import CudaGraph
 from monarch_hpc.tensor.worker.lowered.graphs.graph import GraphRecorder, SegmentGraph
 from monarch_hpc.tensor.worker.lowered.graphs.segments import Segment, split
@@ -43,8 +43,7 @@ def plan(recording: ReplayRecording, limits: GraphLimits) -> list[Stretch]:
         graph = None
         if not segment.reason:
             calls = [one for piece in pieces for one in piece if isinstance(one, Call)]
-            slot = next(iter((*segment.ins, *made_by(calls))))
-            graph = SegmentGraph(segment, calls, RECORDERS[recording.slots[slot].device.type], limits)
+            graph = SegmentGraph(segment, calls, RECORDERS[segment.device], limits)
         found.append(Stretch(segment, codes, graph))
     return found
 

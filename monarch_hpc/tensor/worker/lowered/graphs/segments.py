@@ -10,7 +10,7 @@ from monarch_hpc.tensor.worker.lowered.parts import PartKind
 from monarch_hpc.tensor.worker.lowered.recording import ReplayRecording
 from monarch_hpc.tensor.worker.lowered.trace import Call, Draw, Instruction, SlotFact, WriteNote
 
-__all__ = ["Piece", "Segment", "split"]
+__all__ = ["Segment", "SegmentPiece", "split"]
 
 _BY_POSITION = "as_strided"
 """Operators of such names count from the start of a tensor's memory, of which a graph may use a copy of a part."""
@@ -19,7 +19,13 @@ _HIDDEN_WRITES = "running_"
 """Arguments of such names are statistics that an operator updates, which the schemas of some do not say."""
 
 
-class Piece(NamedTuple):
+_Kind = tuple[str, str]
+"""Operators of one kind stay together: the device, and why no graph may have them."""
+
+_NO_KIND: _Kind = ("", "")
+
+
+class SegmentPiece(NamedTuple):
     """Instructions of one record.
 
     Attributes:
@@ -51,10 +57,11 @@ class Segment(NamedTuple):
         escaping: those of *outs* in memory that it makes, and that outlives the step.
         notes: for each note of a write to memory that is older than the segment, a slot with that memory.
         dead: slots that nobody needs after it.
+        device: type of the device; empty if there are no operators, or none that a graph may have.
         reason: why no graph can replay it; empty if one can.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SegmentPiece, ...]
     num_ops: int
     ins: tuple[int, ...]
     outs: tuple[int, ...]
@@ -62,6 +69,7 @@ class Segment(NamedTuple):
     escaping: frozenset[int]
     notes: tuple[int, ...]
     dead: tuple[int, ...]
+    device: str
     reason: str
 
 
@@ -75,8 +83,8 @@ def split(recording: ReplayRecording, devices: Collection[str], least_ops: int) 
     """
     uses = _Uses(recording)
     found = []
-    for pieces, reason in _runs(recording, devices):
-        segment = uses.segment(pieces, reason)
+    for pieces, (device, reason) in _runs(recording, devices):
+        segment = uses.segment(pieces, device.partition(":")[0])
         if not reason and segment.num_ops < max(least_ops, 1):
             reason = f"fewer than {least_ops} operators in a row (tensor.graph_least_ops)"
         found.append(segment._replace(reason=reason))
@@ -86,47 +94,48 @@ def split(recording: ReplayRecording, devices: Collection[str], least_ops: int) 
 # ---- where one ends ----
 
 
-def _runs(recording: ReplayRecording, devices: Collection[str]) -> Iterable[tuple[list[Piece], str]]:
-    """Pieces that stay together, and why they are not a graph."""
-    pieces: list[Piece] = []
-    kind: tuple[str, str] | None = None  # the device, and why it is no graph, of the operators so far
+def _runs(recording: ReplayRecording, devices: Collection[str]) -> Iterable[tuple[list[SegmentPiece], _Kind]]:
+    """Pieces that stay together."""
+    pieces: list[SegmentPiece] = []
+    kind: _Kind | None = None  # of the operators so far
     for place, found in enumerate(recording.parts):
         if found.part.kind is PartKind.AS_RECORDED:
             if pieces:
-                yield pieces, _reason(kind)
+                yield pieces, kind or _NO_KIND
             pieces, kind = [], None
             continue
         begin, draws = 0, False
         for at, one in enumerate(found.instructions):
             draws = one.begins if isinstance(one, Draw) else draws
-            if isinstance(one, WriteNote):
-                continue  # of the operator that it precedes or of any before
             own = _kind(one, draws, recording.slots, devices)
+            if own is None:
+                continue
             if kind is not None and own != kind:
                 if at > begin:
-                    pieces.append(Piece(place, begin, at, begin == 0, False))
+                    pieces.append(SegmentPiece(place, begin, at, begin == 0, False))
                 if pieces:
-                    yield pieces, _reason(kind)
+                    yield pieces, kind
                 pieces, begin = [], at
             kind = own
-        pieces.append(Piece(place, begin, len(found.instructions), begin == 0, True))
+        pieces.append(SegmentPiece(place, begin, len(found.instructions), begin == 0, True))
     if pieces:
-        yield pieces, _reason(kind)
+        yield pieces, kind or _NO_KIND
 
 
-def _reason(kind: tuple[str, str] | None) -> str:
-    return kind[1] if kind is not None else ""
-
-
-def _kind(one: Instruction, draws: bool, slots: Sequence[SlotFact], devices: Collection[str]) -> tuple[str, str]:
+def _kind(one: Instruction, draws: bool, slots: Sequence[SlotFact], devices: Collection[str]) -> _Kind | None:
+    """Of which runs an instruction may be a part; None if of any."""
+    if isinstance(one, WriteNote):
+        return None
     if isinstance(one, Draw) or draws:
         return "", "random numbers, which are those of a generator of the CPU"
-    assert isinstance(one, Call)
     if one.op.namespace != "aten":
         return "", "collectives"
     if _BY_POSITION in str(one.op):
         return "", f"{_BY_POSITION}, which counts from the start of a tensor's memory"
-    used = {slots[slot].device for slot in (*used_by((one,)), *made_by((one,)))}
+    made = {slots[slot].device for slot in made_by((one,))}
+    if made and all(device.type == "meta" for device in made):
+        return None  # DTensor works out a shape
+    used = made | {slots[slot].device for slot in used_by((one,))}
     wrong = sorted(str(device) for device in used if device.type not in devices)
     if wrong or len(used) != 1:
         return "", f"tensors on {wrong[0]}" if wrong else "tensors on several devices, or none"
@@ -154,7 +163,7 @@ class _Uses:
             self._bound.append(bound)
         self._outlives = {recording.slots[slot].memory for bound in self._bound for slot in bound}
 
-    def segment(self, pieces: Sequence[Piece], reason: str) -> Segment:
+    def segment(self, pieces: Sequence[SegmentPiece], device: str) -> Segment:
         slots, parts = self._recording.slots, self._recording.parts
         begin, last = (pieces[0].part, pieces[0].begin), pieces[-1]
         end = (last.part, last.end + last.is_last)  # what a record does beside its operators comes after them
@@ -188,7 +197,8 @@ class _Uses:
             frozenset(slot for slot in outs if slots[slot].memory in own & self._outlives),
             tuple(notes),
             tuple(slot for _, slot in dying),
-            reason,
+            device,
+            "",
         )
 
 
