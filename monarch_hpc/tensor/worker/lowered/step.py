@@ -197,7 +197,7 @@ class _Run:
         try:
             for one in begun:
                 self._load(one)
-        except Dependent:
+        except Exception:  # noqa: BLE001 the operation whose value it is fails when its operators run
             return False
         if not graph.is_ready(slots):
             return False
