@@ -164,9 +164,11 @@ def capture_on(mesh: ProcMesh, function: Callable[..., Any] | None, verify: bool
     return capture(view_of(mesh), function, verify, active_view)
 
 
-def capture_sharded(mesh: ProcMesh, function: Callable[..., Any] | None, verify: bool, lower: bool) -> Any:
+def capture_sharded(
+    mesh: ProcMesh, function: Callable[..., Any] | None, verify: bool, lower: bool, graphs: bool
+) -> Any:
     """See `Mesh.capture`."""
-    return capture(sharded_view_of(mesh), function, verify, active_view, lower)
+    return capture(sharded_view_of(mesh), function, verify, active_view, lower, graphs)
 
 
 class _Compiled:

@@ -22,3 +22,5 @@ class TensorConfig:
     heals_an_hour: int
     kept_bytes: int
     reissue_bytes: int
+    graph_least_ops: int
+    graph_captures: int

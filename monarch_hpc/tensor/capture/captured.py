@@ -82,13 +82,20 @@ class Captured(Generic[P, R]):
     """
 
     def __init__(
-        self, function: Callable[P, R], view: View, verify: bool, active: Callable[[], View | None], lowers: bool
+        self,
+        function: Callable[P, R],
+        view: View,
+        verify: bool,
+        active: Callable[[], View | None],
+        lowers: bool,
+        graphs: bool,
     ) -> None:
         self._function = function
         self._active = active
         self._view = view
         self._verify = verify
         self._lowers = lowers
+        self._graphs = graphs
         self._variants: OrderedDict[Any, _Variant] = OrderedDict()
         self._num_variants = 0
         self._why = ""
@@ -113,7 +120,9 @@ class Captured(Generic[P, R]):
         return next(reversed(self._variants.values())).reason
 
     def lowering(self) -> ValueMesh[str]:
-        """How each rank replays the program of the latest call: empty if it runs operators below DTensor, else why not.
+        """How each rank replays the program of the latest call: empty if below DTensor, and by graphs if asked to.
+
+        Else it says why not, and of how many operators there are no graphs.
 
         Raises:
             ValueError: there is none, as the function is not replayed; see `reason`.
@@ -215,7 +224,8 @@ class Captured(Generic[P, R]):
                 check_alike(last.recording, recording)
                 results.check_alike(last.results)
                 volatile = _changed(last.reached, before)
-                program = CapturedProgram(self._view, recording, results, len(given), after, volatile, self._lowers)
+                how = self._lowers, self._graphs
+                program = CapturedProgram(self._view, recording, results, len(given), after, volatile, *how)
                 variant.programs.insert(0, program)
                 _drop(self._view.engine, variant.programs[_MAX_PROGRAMS:])
                 del variant.programs[_MAX_PROGRAMS:]
@@ -309,13 +319,20 @@ def capture(
     verify: bool,
     active: Callable[[], View | None],
     lowers: bool = True,
+    graphs: bool = False,
 ) -> Callable[..., Any]:
     """See `ProcMesh.capture` and `Mesh.capture`.
 
     Args:
         active: tells where new tensors are made.
+
+    Raises:
+        TypeError: *function* cannot be called.
+        ValueError: there are to be graphs of what is not to be lowered.
     """
+    if graphs and not lowers:
+        raise ValueError("graphs=True with lower=False: graphs are made of what runs below DTensor; leave out lower=")
     if function is None:
-        return functools.partial(capture, view, verify=verify, active=active, lowers=lowers)
+        return functools.partial(capture, view, verify=verify, active=active, lowers=lowers, graphs=graphs)
     check_callable("function", function)
-    return Captured(function, view, verify, active, lowers)
+    return Captured(function, view, verify, active, lowers, graphs)

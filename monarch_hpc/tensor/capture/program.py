@@ -19,7 +19,7 @@ from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.reading import check_readable
 from monarch_hpc.tensor.stream.engine import View
-from monarch_hpc.tensor.stream.records import BACKWARD, FREE, OPTIMIZER_STEP, OptimizerSpec, ProgramSpec
+from monarch_hpc.tensor.stream.records import BACKWARD, FREE, OPTIMIZER_STEP, GraphLimits, OptimizerSpec, ProgramSpec
 from monarch_hpc.tensor.stream.sites import Site, line_of
 
 __all__ = ["CapturedProgram", "check_alike"]
@@ -72,6 +72,7 @@ class CapturedProgram:
         reached: what the function reaches.
         volatile: see `Guards`.
         lowers: whether ranks may replay it below DTensor.
+        graphs: whether they are to replay it by graphs there.
 
     Raises:
         CannotCapture: it cannot be replayed.
@@ -86,6 +87,7 @@ class CapturedProgram:
         reached: Reached,
         volatile: set[tuple[int, Any]],
         lowers: bool,
+        graphs: bool,
     ) -> None:
         missing = [site for number, site in recording.externals.items() if number not in reached.tensors]
         if missing:
@@ -120,7 +122,9 @@ class CapturedProgram:
         if recording.leaves.keys() - recording.externals.keys() - recording.own.keys():
             raise CannotCapture("it computes gradients of its arguments: reach them by its closure, or detach() them")
         self._commits = _commits_on(view)
-        self._spec, self.sites = _compile(recording, num_formals, specs, commits=self._commits, lowers=lowers)
+        config = view.engine.config
+        limits = GraphLimits(config.graph_least_ops, config.graph_captures) if graphs else None
+        self._spec, self.sites = _compile(recording, num_formals, specs, limits, commits=self._commits, lowers=lowers)
         self._num_changes = recording.num_changes
         self._steps = self._steps_of(recording)
         self.ops = recording.ops
@@ -223,7 +227,13 @@ def _commits_on(view: View) -> bool:
 
 
 def _compile(
-    recording: StepRecording, num_formals: int, specs: list[OptimizerSpec], *, commits: bool, lowers: bool
+    recording: StepRecording,
+    num_formals: int,
+    specs: list[OptimizerSpec],
+    limits: GraphLimits | None,
+    *,
+    commits: bool,
+    lowers: bool,
 ) -> tuple[ProgramSpec, tuple[Site, ...]]:
     """The program of a recording, which frees each value after its last use, and its lines."""
     kept = {recording.own[number] for number in recording.kept}
@@ -265,5 +275,6 @@ def _compile(
         tuple(specs),
         commits,
         lowers,
+        limits,
     )
     return spec, tuple(op.site for op in recording.ops)

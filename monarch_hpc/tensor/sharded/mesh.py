@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils._pytree import tree_map
 
 from monarch_hpc.core.arguments import check_flag, check_instance, check_number, shown
 from monarch_hpc.core.shape import Region
@@ -16,13 +14,10 @@ from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.active import capture_sharded
 from monarch_hpc.tensor.opening import is_whole, recovery_of, sharded_view_of
-from monarch_hpc.tensor.ops.dispatch import put
-from monarch_hpc.tensor.ops.encode import foreign
-from monarch_hpc.tensor.ops.infer import tensors_in
 from monarch_hpc.tensor.ops.proxy import MeshTensor
-from monarch_hpc.tensor.remote_functions import Remote
 from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
 from monarch_hpc.tensor.sharded.communication import Communication
+from monarch_hpc.tensor.sharded.functions import execute
 from monarch_hpc.tensor.sharded.memory import MemoryRow, held_tensors
 from monarch_hpc.tensor.sharded.procs import arranged, started
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, extent_of, place_dims, size_of
@@ -226,23 +221,26 @@ class Mesh:
         Raises:
             ValueError: an argument is on another mesh, or not sharded.
         """
-        view = self._view
+        return execute(self._view, function, args, kwargs, propagate)
 
-        def sent(leaf: Any) -> Any:
-            return put(leaf, view) if isinstance(leaf, torch.Tensor) and leaf.__class__ is not MeshTensor else leaf
+    def capture(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        verify: bool = False,
+        lower: bool = True,
+        graphs: bool = False,
+    ) -> Any:
+        """See `ProcMesh.capture`.
 
-        for tensor in tensors_in((args, kwargs)):
-            if tensor._h.view is not view:
-                raise foreign(tensor, view)
-        recovery = view.engine.recovery
-        if recovery is not None and any(t._h.number < recovery.last_mark for t in tensors_in((args, kwargs))):
-            recovery.note_change()  # it may write to them
-        args, kwargs = tree_map(sent, (args, kwargs))
-        return _remote_of(function, propagate).run_on(view, args, kwargs)
+        Args:
+            lower: whether ranks replay it below DTensor and autograd, where bits stay the same.
+            graphs: whether they replay operators on a GPU as CUDA graphs there. This has never run on a GPU.
 
-    def capture(self, function: Callable[..., Any] | None = None, *, verify: bool = False, lower: bool = True) -> Any:
-        """See `ProcMesh.capture`; *lower*: where bits stay the same, ranks replay it below DTensor and autograd."""
-        return capture_sharded(self.procs, function, verify, lower)
+        Raises:
+            ValueError: *graphs* without *lower*.
+        """
+        return capture_sharded(self.procs, function, verify, lower, graphs)
 
     def communication(self) -> Communication:
         """Count what operations imply between ranks: ``with mesh.communication() as found: ...; print(found)``."""
@@ -381,18 +379,3 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise TypeError(f"there is no option {name!r}; there are: {', '.join(known)}")
     return {**known, **options}
-
-
-_remotes: WeakKeyDictionary[Callable[..., Any], dict[Any, Remote[..., Any]]] = WeakKeyDictionary()
-
-
-def _remote_of(function: Callable[..., Any], propagate: Callable[..., Any] | None) -> Remote[..., Any]:
-    """The remote form of a function, which remembers the shapes of its results."""
-    try:
-        known = _remotes.setdefault(function, {})
-    except TypeError:  # no weak references to it
-        return Remote(function, propagate)
-    found = known.get(propagate)
-    if found is None:
-        found = known[propagate] = Remote(function, propagate)
-    return found

@@ -227,6 +227,18 @@ class OptimizerSpec(NamedTuple):
     state: tuple[dict[str, Any], ...]
 
 
+class GraphLimits(NamedTuple):
+    """Limits of graphs of operators on the ranks, see the config keys.
+
+    Attributes:
+        least_ops: fewest operators in a row that are a graph.
+        captures: graphs that may be made of them, one after the other.
+    """
+
+    least_ops: int
+    captures: int
+
+
 class ProgramSpec(NamedTuple):
     """A captured sequence of records: ``template, number of the first own value, formal..., float...``.
 
@@ -244,6 +256,7 @@ class ProgramSpec(NamedTuple):
         optimizers: those that take steps.
         commits: whether each step of one is a commit of all ranks.
         lowers: whether ranks may replay it below DTensor.
+        graphs: limits of graphs of what runs there; None if there are to be none.
     """
 
     ints: bytes
@@ -257,6 +270,7 @@ class ProgramSpec(NamedTuple):
     optimizers: tuple[OptimizerSpec, ...]
     commits: bool
     lowers: bool
+    graphs: GraphLimits | None = None
 
 
 class ModulePlan(NamedTuple):

@@ -41,6 +41,7 @@ class ReplayedProgram:
         optimizers: those that take steps.
         commits: whether each step of one is a commit.
         lowers: whether it may be replayed below DTensor.
+        graphs: limits of graphs of what runs there; None if there are to be none.
         mark: number of the first value that is younger than the replay under way.
         replays: how it runs on sharded tensors; None before the first time.
     """
@@ -56,6 +57,7 @@ class ReplayedProgram:
         self.objects = spec.objects
         self.commits = spec.commits
         self.lowers = spec.lowers
+        self.graphs = spec.graphs
         self.mark = 0
         self.replays: Any = None
         self.floats: list[float] = []
@@ -66,12 +68,12 @@ class ReplayedProgram:
             begin += len(one.floats)
 
     def lowering(self) -> str:
-        """Why replays are executed as recorded; empty if they run below DTensor."""
+        """Why replays are executed as recorded; empty if they run below DTensor, and by graphs if asked to."""
         if not self.lowers:
             return "it was asked not to (lower=False)"
         if self.replays is None:
             return "it was not replayed yet, or each rank has values of its own"
-        return "" if self.replays.is_lowered else self.replays.reason or "it was replayed too seldom"
+        return str(self.replays.lowering())
 
     def begin(self, first: int, given: list[int]) -> list[int]:
         """The records of a replay.

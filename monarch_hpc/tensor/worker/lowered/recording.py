@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch_hpc.tensor.worker.healing.journal import is_small_sum
 from monarch_hpc.tensor.worker.lowered.parts import Origin, PartKind, StepPart, ValueSource
-from monarch_hpc.tensor.worker.lowered.trace import CannotLower, Instruction, StepTrace, own_part, place_of
+from monarch_hpc.tensor.worker.lowered.trace import CannotLower, Instruction, SlotFact, StepTrace, own_part, place_of
 from monarch_hpc.tensor.worker.sharded.modes import Below
 from monarch_hpc.tensor.worker.values import storage_of
 
@@ -111,7 +111,7 @@ class ReplayRecording(NamedTuple):
 
     Attributes:
         parts: its records.
-        num_slots: number of slots.
+        slots: what their tensors were like.
         constants: tensors by slot.
         guards: what it used from outside.
         same: pairs of values from outside that are the same memory, seen alike.
@@ -120,7 +120,7 @@ class ReplayRecording(NamedTuple):
     """
 
     parts: tuple[RecordedPart, ...]
-    num_slots: int
+    slots: tuple[SlotFact, ...]
     constants: dict[int, torch.Tensor]
     guards: dict[ValueSource, ValueGuard]
     same: tuple[tuple[ValueSource, ValueSource], ...]
@@ -326,7 +326,7 @@ class _Recorder:
         trace, kept = self.trace, tuple(self._kept.values())
         same = tuple(self._same)
         return ReplayRecording(
-            tuple(self._found), trace.num_slots, trace.constants, self._guards, same, self._grads, kept
+            tuple(self._found), tuple(trace.slots), trace.constants, self._guards, same, self._grads, kept
         )
 
 

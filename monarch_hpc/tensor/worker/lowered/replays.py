@@ -42,6 +42,7 @@ class Replays:
         reports: ReplayReports,
     ) -> None:
         self._reports = reports
+        self._limits = program.graphs
         self._parts: list[StepPart] = []
         self._last: ReplayRecording | None = None
         self._lowered: LoweredStep | None = None
@@ -57,10 +58,11 @@ class Replays:
         except CannotLower as refusal:
             self.reason, self._num_recordings = refusal.reason, _MAX_RECORDINGS
 
-    @property
-    def is_lowered(self) -> bool:
-        """Whether further replays run below DTensor."""
-        return self._lowered is not None
+    def lowering(self) -> str:
+        """Why further replays run otherwise than below DTensor, and by graphs if these were asked for; empty if not."""
+        if self._lowered is not None:
+            return self._lowered.graphs()
+        return self.reason or "it was replayed too seldom"
 
     def run(self, replay: Replay) -> None:
         """Execute a replay."""
@@ -86,7 +88,7 @@ class Replays:
             self._last = record(self._parts, replay, lambda: journal.failed == failed and not self._reports.is_over())
             if last is not None:
                 check_alike(last, self._last)
-                self._lowered, self._last = LoweredStep(self._last, self._reports), None
+                self._lowered, self._last = LoweredStep(self._last, self._reports, self._limits), None
                 self.reason = ""
         except CannotLower as refusal:
             self.reason = refusal.reason

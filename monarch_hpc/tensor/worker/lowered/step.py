@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any
@@ -11,19 +11,14 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from monarch_hpc.tensor.stream.records import GraphLimits
 from monarch_hpc.tensor.worker.gradients import set_grad
+from monarch_hpc.tensor.worker.lowered.code import Code, compile_code, made_by, used_by
+from monarch_hpc.tensor.worker.lowered.graphs.graph import SegmentGraph
+from monarch_hpc.tensor.worker.lowered.graphs.plan import Stretch, describe, plan
 from monarch_hpc.tensor.worker.lowered.parts import PartKind, StepPart
 from monarch_hpc.tensor.worker.lowered.recording import KeptResult, RecordedPart, Replay, ReplayRecording, ValueGuard
-from monarch_hpc.tensor.worker.lowered.trace import (
-    Call,
-    CannotLower,
-    Draw,
-    Instruction,
-    TensorSlot,
-    WriteNote,
-    own_part,
-    place_of,
-)
+from monarch_hpc.tensor.worker.lowered.trace import CannotLower, own_part, place_of
 from monarch_hpc.tensor.worker.programs import ReplayReports
 from monarch_hpc.tensor.worker.sharded.modes import BelowAll, WithoutModes
 from monarch_hpc.tensor.worker.sharded.wrapping import with_spec
@@ -44,7 +39,7 @@ def check_alike(one: ReplayRecording, other: ReplayRecording) -> None:
         raise CannotLower("a number in some code differs from replay to replay")
     if one.grads != other.grads:
         raise CannotLower("gradients that it adds to differ from replay to replay")
-    outside = one.guards == other.guards and one.same == other.same
+    outside = one.guards == other.guards and one.same == other.same and one.slots == other.slots
     if not outside or one.kept != other.kept or not _is_alike(one.parts, other.parts):
         raise CannotLower("what runs differs from replay to replay")
 
@@ -55,21 +50,28 @@ class LoweredStep:
     Args:
         recording: what a replay did.
         reports: of the executor.
+        limits: of graphs of its operators; None if there are to be none.
     """
 
-    def __init__(self, recording: ReplayRecording, reports: ReplayReports) -> None:
+    def __init__(self, recording: ReplayRecording, reports: ReplayReports, limits: GraphLimits | None) -> None:
         self._reports = reports
         self._guards = recording.guards
         self._same = recording.same
         self._grads = recording.grads
         self._constants = recording.constants
-        self._num_slots = recording.num_slots
+        self._num_slots = len(recording.slots)
         kept: dict[int, KeptResult] = {one.number: one for one in recording.kept}
         drops = _drops(recording, kept)
         read = {n for one in recording.parts if one.part.kind is PartKind.AS_RECORDED for n in one.part.results}
         held = kept.keys() | read
         parts = [_Compiled(found, kept, held, drops[place]) for place, found in enumerate(recording.parts)]
         self._groups = [(lowers, tuple(group)) for lowers, group in groupby(parts, lambda one: one.lowers)]
+        self._stretches = [] if limits is None else plan(recording, limits)
+        self._graphed = _in_groups(self._groups, parts, self._stretches)
+
+    def graphs(self) -> str:
+        """Why operators are not replayed by graphs that were asked for; empty if all are."""
+        return describe(self._stretches)
 
     def holds(self, replay: Replay) -> bool:
         """Whether what it uses from outside is as it was when it was recorded."""
@@ -89,10 +91,13 @@ class LoweredStep:
     def run(self, replay: Replay) -> None:
         """Execute a replay."""
         run = _Run(replay, self._reports, self._num_slots, self._constants)
-        for lowers, parts in self._groups:
+        for (lowers, parts), graphed in zip(self._groups, self._graphed, strict=True):
             if lowers:
                 with BelowAll():
-                    run.lowered(parts)
+                    if graphed:
+                        run.graphed(graphed)
+                    else:
+                        run.lowered(parts)
                 run.spend()
             elif not self._reports.is_over():
                 replay.run_parts(parts[0].part, parts[-1].part)
@@ -111,10 +116,10 @@ class _Compiled:
         self.kept = tuple(kept[number] for number in found.part.results if number in kept)
         self.held = tuple(number for number in found.part.drops if number in held)
         bound = {slot for _, slot, _ in found.grads} | {one.slot for one in self.kept}
-        self.outs = frozenset(_made(found.instructions))
-        self.ins = frozenset(_used(found.instructions)) | (bound - self.outs)
+        self.outs = frozenset(made_by(found.instructions))
+        self.ins = frozenset(used_by(found.instructions)) | (bound - self.outs)
         self.after = tuple(drops & bound)
-        self.code = _compile(found.instructions, drops - bound) if self.lowers else _nothing
+        self.code = compile_code(found.instructions, drops - bound) if self.lowers else _nothing
 
 
 class _Run:
@@ -134,48 +139,122 @@ class _Run:
         for slot, tensor in constants.items():
             self.slots[slot] = tensor.clone()  # which the step may write to
         self._poisoned: dict[int, int] = {}  # the root by slot
+        self._failed: set[_Compiled] = set()
+        self._is_over = False
         self._spent: list[tuple[int, Any]] = []
         self._draw: AbstractContextManager[None] | None = None
 
     def lowered(self, parts: Iterable[_Compiled]) -> None:
-        replay, reports, slots = self._replay, self._reports, self.slots
+        """Run operators of records."""
         for one in parts:
-            part = one.part
-            seq = replay.seq + part.seq
-            if part.kind is PartKind.DROPS:
-                self._drop(one)
-                continue
-            reports.begin(seq, part.name)
-            try:
-                if part.kind is PartKind.BACKWARD:
-                    self._ops.journal.effects += 1
+            self._run(one, one.code)
+            if self._is_over:
+                return
+
+    def graphed(self, stretches: Iterable[tuple[Stretch, tuple[_Compiled, ...]]]) -> None:
+        """Replay graphs of operators of records, and run the others."""
+        for stretch, parts in stretches:
+            if stretch.graph is None or not self._replayed(stretch, stretch.graph, parts):
+                for one, piece, code in zip(parts, stretch.segment.pieces, stretch.codes, strict=True):
+                    if one not in self._failed and not self._is_over:
+                        self._run(one, code, is_first=piece.is_first, is_last=piece.is_last)
+            if self._is_over:
+                return
+
+    def _run(self, one: _Compiled, code: Code, *, is_first: bool = True, is_last: bool = True) -> None:
+        """Run operators of a record, and what it does before its first and after its last one."""
+        if one.part.kind is PartKind.DROPS:
+            self._drop(one)
+            return
+        try:
+            if is_first:
+                self._begin(one)
                 if one.loads:
                     self._load(one)
                 if self._poisoned:
                     self._check(one)
-                one.code(slots, self)
-                for leaf, slot, spec in one.grads:
-                    replay.value(leaf).grad = with_spec(slots[slot], spec)
-                if part.leaves:
-                    replay.sharding.note_backward([replay.number(leaf) for leaf in part.leaves])
-            except BaseException as error:  # noqa: BLE001 torch's errors of any class
-                self.end_draw()
-                self._fail(one, seq, error)
-                if reports.is_over():
-                    return
-                continue
-            for kept in one.kept:
-                value = with_spec(slots[kept.slot], kept.spec)
-                number = replay.first + kept.number
-                replay.values[number] = value
-                if kept.is_spent:
-                    self._spent.append((number, value))
-            for source, count in one.writes:
-                value = replay.value(source)
-                for _ in range(count):
-                    torch.autograd.graph.increment_version(value)
-            for slot in one.after:
-                slots[slot] = None
+            code(self.slots, self)
+            if is_last:
+                self._bind(one)
+        except BaseException as error:  # noqa: BLE001 torch's errors of any class
+            self.end_draw()
+            self._fail(one, error)
+            return
+        if is_last:
+            self._end(one)
+
+    def _replayed(self, stretch: Stretch, graph: SegmentGraph, parts: tuple[_Compiled, ...]) -> bool:
+        """Replay a graph, with what its records do beside their operators before and after it.
+
+        Returns:
+            Whether it was done, or has failed; if not, nothing was.
+        """
+        segment, slots = stretch.segment, self.slots
+        if self._failed:
+            return False
+        pieces = list(zip(parts, segment.pieces, strict=True))
+        begun = [one for one, piece in pieces if piece.is_first and one.part.kind is not PartKind.DROPS]
+        try:
+            for one in begun:
+                self._load(one)
+        except Exception:  # noqa: BLE001 the operation whose value it is fails when its operators run
+            return False
+        if not graph.is_ready(slots):
+            return False
+        try:
+            for one in begun:
+                self._begin(one)
+            for slot in segment.notes:
+                self.save(slots[slot])
+            graph.replay(slots)
+        except BaseException as error:  # noqa: BLE001 torch's errors of any class
+            graph.give_up(f"{type(error).__name__} in a replay")
+            root = -1
+            for one, _ in pieces:  # which of them it was is not known
+                if one.part.kind is PartKind.DROPS:
+                    self._drop(one)
+                else:
+                    self._fail(one, error if root < 0 else Dependent(root))
+                    root = self._replay.seq + one.part.seq if root < 0 else root
+            return True
+        for one, piece in pieces:
+            if one.part.kind is PartKind.DROPS:
+                self._drop(one)
+            elif piece.is_last:
+                self._bind(one)
+                self._end(one)
+        for slot in segment.dead:
+            slots[slot] = None
+        return True
+
+    def _begin(self, one: _Compiled) -> None:
+        self._reports.begin(self._replay.seq + one.part.seq, one.part.name)
+        if one.part.kind is PartKind.BACKWARD:
+            self._ops.journal.effects += 1
+
+    def _bind(self, one: _Compiled) -> None:
+        """Give leaves the gradients of a backward pass."""
+        replay, leaves = self._replay, one.part.leaves
+        for leaf, slot, spec in one.grads:
+            replay.value(leaf).grad = with_spec(self.slots[slot], spec)
+        if leaves:
+            replay.sharding.note_backward([replay.number(leaf) for leaf in leaves])
+
+    def _end(self, one: _Compiled) -> None:
+        """Keep the results of a record, and count its writes."""
+        replay = self._replay
+        for kept in one.kept:
+            value = with_spec(self.slots[kept.slot], kept.spec)
+            number = replay.first + kept.number
+            replay.values[number] = value
+            if kept.is_spent:
+                self._spent.append((number, value))
+        for source, count in one.writes:
+            value = replay.value(source)
+            for _ in range(count):
+                torch.autograd.graph.increment_version(value)
+        for slot in one.after:
+            self.slots[slot] = None
 
     def spend(self) -> None:
         """Give results the history that they have in a step as written: one that is used up."""
@@ -227,8 +306,10 @@ class _Run:
         if root is not None:
             raise Dependent(root)
 
-    def _fail(self, one: _Compiled, seq: int, error: BaseException) -> None:
+    def _fail(self, one: _Compiled, error: BaseException) -> None:
         replay, part = self._replay, one.part
+        seq = replay.seq + part.seq
+        self._failed.add(one)
         root = error.root if isinstance(error, Dependent) else seq
         self._poisoned.update(dict.fromkeys(one.outs, root))
         if part.kind is PartKind.BACKWARD:
@@ -237,6 +318,7 @@ class _Run:
         results = [replay.first + number for number in part.results]
         written = [replay.number(source) for source in (*part.written, *one.spoils)]
         self._reports.fail(seq, error, part.name, results, written)
+        self._is_over = self._reports.is_over()
 
 
 class _Spent(torch.autograd.Function):
@@ -254,83 +336,24 @@ class _Spent(torch.autograd.Function):
         )
 
 
-# ---- code ----
-
-
-def _compile(instructions: Sequence[Instruction], drops: set[int]) -> Callable[[list[Any], _Run], None]:
-    names: dict[str, Any] = {}
-    last: dict[int, int] = {}
-    for at, instruction in enumerate(instructions):
-        for slot in (*_used((instruction,)), *_made((instruction,))):
-            last[slot] = at
-    lines = []
-    for at, instruction in enumerate(instructions):
-        lines.append(_line(instruction, names))
-        dead = [f"S[{slot}]" for slot, end in last.items() if end == at and slot in drops]
-        if dead:
-            lines.append(f"{'='.join(dead)}=None")
-    exec("def run(S,X):\n " + "\n ".join(lines or ["pass"]), names)  # made of numbers and names of ours alone
-    run: Callable[[list[Any], _Run], None] = names["run"]
-    return run
-
-
-def _line(instruction: Instruction, names: dict[str, Any]) -> str:
-    if isinstance(instruction, WriteNote):
-        return f"X.save({','.join(f'S[{slot}]' for slot in instruction.slots)})"
-    if isinstance(instruction, Draw):
-        return "X.begin_draw()" if instruction.begins else "X.end_draw()"
-    given = [_expression(arg, names) for arg in instruction.args]
-    given += [f"{name}={_expression(arg, names)}" for name, arg in instruction.kwargs.items()]
-    call = f"{_named(instruction.op, names)}({','.join(given)})"
-    outs = ["_" if slot is None else f"S[{slot}]" for slot in instruction.outs]
-    if all(slot is None for slot in instruction.outs):
-        return call
-    return f"{','.join(outs)}{',' if instruction.is_many else ''}={call}"
-
-
-def _expression(arg: Any, names: dict[str, Any]) -> str:
-    if isinstance(arg, TensorSlot):
-        return f"S[{arg.number}]"
-    if isinstance(arg, list):
-        return f"[{','.join(_expression(item, names) for item in arg)}]"
-    if isinstance(arg, tuple):
-        return f"({''.join(_expression(item, names) + ',' for item in arg)})"
-    if arg is None or type(arg) in (bool, int):
-        return repr(arg)
-    return _named(arg, names)
-
-
-def _named(one: Any, names: dict[str, Any]) -> str:
-    name = f"c{len(names)}"
-    names[name] = one
-    return name
+def _in_groups(
+    groups: Sequence[tuple[bool, tuple[_Compiled, ...]]], parts: Sequence[_Compiled], stretches: Sequence[Stretch]
+) -> list[list[tuple[Stretch, tuple[_Compiled, ...]]]]:
+    """For each group, its stretches with their records; none where no graph is among them."""
+    found: list[list[tuple[Stretch, tuple[_Compiled, ...]]]] = []
+    begin = 0
+    for _, group in groups:
+        end = begin + len(group)
+        own = [one for one in stretches if begin <= one.segment.pieces[0].part < end]
+        if all(one.graph is None for one in own):
+            own = []
+        found.append([(one, tuple(parts[piece.part] for piece in one.segment.pieces)) for one in own])
+        begin = end
+    return found
 
 
 def _nothing(_slots: list[Any], _run: _Run) -> None:
     """A record that is executed as it is."""
-
-
-def _slots_in(arg: Any) -> Iterator[int]:
-    if isinstance(arg, TensorSlot):
-        yield arg.number
-    elif isinstance(arg, (list, tuple)):
-        for item in arg:
-            yield from _slots_in(item)
-
-
-def _used(instructions: Iterable[Instruction]) -> Iterator[int]:
-    for one in instructions:
-        if isinstance(one, WriteNote):
-            yield from one.slots
-        elif isinstance(one, Call):
-            yield from _slots_in(list(one.args))
-            yield from _slots_in(list(one.kwargs.values()))
-
-
-def _made(instructions: Iterable[Instruction]) -> Iterator[int]:
-    for one in instructions:
-        if isinstance(one, Call):
-            yield from (slot for slot in one.outs if slot is not None)
 
 
 def _drops(recording: ReplayRecording, kept: dict[int, KeptResult]) -> list[set[int]]:
@@ -339,7 +362,7 @@ def _drops(recording: ReplayRecording, kept: dict[int, KeptResult]) -> list[set[
     for place, found in enumerate(recording.parts):
         grads = [slot for _, slot, _ in found.grads]
         results = [kept[number].slot for number in found.part.results if number in kept]
-        for slot in (*_used(found.instructions), *_made(found.instructions), *grads, *results):
+        for slot in (*used_by(found.instructions), *made_by(found.instructions), *grads, *results):
             last[slot] = place
     drops: list[set[int]] = [set() for _ in recording.parts]
     for slot, place in last.items():

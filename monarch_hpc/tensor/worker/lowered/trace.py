@@ -17,7 +17,20 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["Call", "CannotLower", "Draw", "Instruction", "StepTrace", "TensorSlot", "WriteNote", "own_part", "place_of"]
+from monarch_hpc.tensor.worker.values import storage_of
+
+__all__ = [
+    "Call",
+    "CannotLower",
+    "Draw",
+    "Instruction",
+    "SlotFact",
+    "StepTrace",
+    "TensorSlot",
+    "WriteNote",
+    "own_part",
+    "place_of",
+]
 
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
 _NAMESPACES = ("aten", "_c10d_functional")
@@ -54,6 +67,18 @@ class TensorSlot(NamedTuple):
     number: int
 
 
+class SlotFact(NamedTuple):
+    """What the tensor of a slot was like.
+
+    Attributes:
+        device: where it was.
+        memory: the first slot whose memory it shares, by what the operators did; its own number if it shares none.
+    """
+
+    device: torch.device
+    memory: int
+
+
 class Call(NamedTuple):
     """An operator, its arguments, and the slots of its results: None for what is no tensor, or is in its slot already.
 
@@ -88,7 +113,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     Attributes:
         instructions: what has run since somebody took the list.
-        num_slots: number of slots so far.
+        slots: the slots so far.
         constants: tensors by slot that were numbers in some code.
         reason: why it cannot be replayed; empty while it can.
         is_paused: whether nothing is noted.
@@ -99,7 +124,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.instructions: list[Instruction] = []
-        self.num_slots = 0
+        self.slots: list[SlotFact] = []
         self.constants: dict[int, torch.Tensor] = {}
         self.reason = ""
         self.is_paused = True
@@ -109,11 +134,16 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     # ---- tensors ----
 
-    def define(self, tensor: torch.Tensor) -> int:
-        """Give a tensor a slot of its own."""
-        self.num_slots += 1
-        self._put(tensor, self.num_slots - 1)
-        return self.num_slots - 1
+    def define(self, tensor: torch.Tensor, memory: int | None = None) -> int:
+        """Give a tensor a slot of its own.
+
+        Args:
+            memory: see `SlotFact`; None if it shares none with an earlier slot.
+        """
+        slot = len(self.slots)
+        self.slots.append(SlotFact(tensor.device, slot if memory is None else memory))
+        self._put(tensor, slot)
+        return slot
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
         """The slot of a tensor, or of another one that is the same memory, seen alike; None if it has none."""
@@ -146,7 +176,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return op(*args, **kwargs)
         result = op(*args, **kwargs)
         try:
-            self._note(op, *given, result)
+            self._note(op, *given, result, tree_iter((args, kwargs)))
         except CannotLower as refusal:
             self.reason = refusal.reason
         return result
@@ -180,16 +210,22 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             raise CannotLower(f"{name} gets a {type(arg).__name__}")
         return arg
 
-    def _note(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _note(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, leaves: Iterable[Any]) -> None:
         name = str(op)
         if name in _SAME or name == _LIFT:
             self._put(result, args[0].number)
             return
         is_many = isinstance(result, (list, tuple))
         outs: list[int | None] = []
+        memories = {
+            storage_of(leaf): self.slots[slot].memory
+            for leaf in leaves
+            if isinstance(leaf, torch.Tensor) and (slot := self.slot_of(leaf)) is not None
+        }
         for one in result if is_many else (result,):
             if isinstance(one, torch.Tensor):
-                outs.append(None if id(one) in self._slots else self.define(one))
+                outs.append(None if id(one) in self._slots else self.define(one, memories.get(storage_of(one))))
+                memories.setdefault(storage_of(one), len(self.slots) - 1)
             elif one is None:
                 outs.append(None)
             else:

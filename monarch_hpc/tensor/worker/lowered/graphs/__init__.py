@@ -1,0 +1,1 @@
+"""Runs of operators of a captured step that are replayed as one graph of a device."""

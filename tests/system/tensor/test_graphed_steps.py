@@ -1,0 +1,224 @@
+"""Captured steps whose operators are replayed as graphs, of a CPU here: the bits of steps as written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from benchmarks.grid_training import GridTraining
+from monarch_hpc import Actor, ProcMesh, endpoint
+from monarch_hpc.distributed import Mesh, distribute, heal_mesh, module_to_mesh
+from monarch_hpc.exceptions import DeviceMeshError, RemoteOpError
+from monarch_hpc.tensor.testing import local_mesh
+from monarch_hpc.tensor.worker.lowered.graphs.plan import RECORDERS
+from tests.system.tensor.deaths import die
+from tests.system.tensor.lowered import bits, lowering
+from tests.system.tensor.test_lowered_steps import NETWORKS, STEPS, random_step
+from tests.unit.tensor.raw_graph import RawGraph
+
+TOLD = {
+    "dropout": "6 collectives, 1 random numbers, which are those of a generator of the CPU",
+    "batchnorm": "12 collectives",
+    "layernorm": "15 collectives",
+}
+"""Which operators of trainings are not in graphs."""
+
+NUM_CALLS = 11
+"""Enough for the last ones to be replayed by graphs."""
+
+
+@contextlib.contextmanager
+def graphed_mesh() -> Iterator[Mesh]:
+    """Two ranks in this process, whose CPU has graphs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RECORDERS, "cpu", RawGraph)
+        patch.setenv("MONARCH_HPC_TENSOR__GRAPH_LEAST_OPS", "1")
+        with local_mesh(dp=2) as procs:
+            yield Mesh(procs=procs, commit=False)
+
+
+@pytest.fixture
+def mesh(procs: ProcMesh) -> Iterator[Mesh]:
+    """See `graphed_mesh`; *procs* have started what this process keeps."""
+    with graphed_mesh() as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_training_has_the_same_bits(mesh: Mesh, name: str) -> None:
+    found = []
+    for graphs in (False, True):
+        torch.manual_seed(3)
+        mesh.manual_seed(4)
+        model = module_to_mesh(NETWORKS[name](), mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+        def step(batch: Any, target: Any, model: Any = model, optimizer: Any = optimizer) -> Any:
+            loss = nn.functional.cross_entropy(model(batch), target)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            return loss
+
+        run: Any = mesh.capture(step, graphs=True) if graphs else step
+        losses = []
+        num = RawGraph.num_replays
+        for turn in range(14):
+            batch = distribute(torch.randn(8, 6), mesh, ["dp"])
+            losses.append(run(batch, distribute(torch.arange(8) % 3 * (turn % 2), mesh, ["dp"])))
+            schedule.step()
+        found.append(bits([*losses, *model.state_dict().values()]))
+    assert found[0] == found[1]
+    assert all(why.endswith(TOLD[name]) for why in lowering(run)), run.lowering()
+    assert RawGraph.num_replays - num >= 2 * 5 * 2  # of two ranks, from the tenth step on, forwards and backwards
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(steps=STEPS, weight=st.sampled_from(["dp", None]), data=st.sampled_from(["dp", None]))
+def test_a_random_step_has_the_same_bits(
+    procs: ProcMesh, steps: list[tuple[str, int, int]], weight: str | None, data: str | None
+) -> None:
+    found = []
+    num = RawGraph.num_replays
+    with graphed_mesh() as mesh:
+        for capture in (False, True):
+            torch.manual_seed(1)
+            leaf = distribute(torch.randn(4, 4), mesh, [weight] if weight else []).requires_grad_()
+            buffer = distribute(torch.randn(4, 4), mesh, [])
+            step = random_step(steps, leaf, buffer)
+            run = mesh.capture(step, graphs=True) if capture else step
+            outs = []
+            for _ in range(NUM_CALLS):
+                outs.append(run(distribute(torch.randn(4, 4), mesh, [data] if data else [])))
+            found.append(bits([*outs, leaf, buffer]))
+    assert found[0] == found[1], steps
+    hypothesis.event(f"replays: {RawGraph.num_replays - num}")
+
+
+def test_gradients_add_up_and_results_that_are_kept_stay(mesh: Mesh) -> None:
+    found = []
+    for capture in (False, True):
+        weight = distribute(torch.arange(16.0).reshape(4, 4), mesh, []).requires_grad_()
+
+        def accumulate(x: Any, weight: Any = weight) -> Any:
+            loss = (x @ weight).square()
+            loss.sum().backward()
+            return loss.detach() + 0, (x + 1).sum()
+
+        run = mesh.capture(accumulate, graphs=True) if capture else accumulate
+        outs, grads = [], []
+        for turn in range(2 * NUM_CALLS):
+            outs += run(distribute(torch.ones(4, 4) / (turn + 3), mesh, ["dp"]))
+            if turn > NUM_CALLS:
+                grads.append(weight.grad.clone())
+                if turn % 3 == 0:
+                    weight.grad = None
+        found.append(bits([*outs, *grads]))
+    assert found[0] == found[1]
+
+
+def test_a_parameter_that_is_replaced_is_used(mesh: Mesh) -> None:
+    found = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        weights = [distribute(torch.randn(4, 4), mesh, []) for _ in range(3)]
+
+        def step(x: Any, weight: Any) -> Any:
+            weight.mul_(0.5).add_(x.mean())
+            return x @ weight
+
+        run = mesh.capture(step, graphs=True) if capture else step
+        x = distribute(torch.randn(8, 4), mesh, ["dp"])
+        outs = [run(x, weights[turn // 10 % 3]) for turn in range(40)]
+        found.append(bits([*outs, *weights]))
+    assert found[0] == found[1]
+
+
+def test_a_failure_in_the_middle_spoils_what_its_graph_would_have_made(mesh: Mesh) -> None:
+    x: Any = distribute(torch.ones(4, 4), mesh, [])
+    buffer: Any = distribute(torch.ones(4, 4), mesh, [])
+    table = distribute(torch.ones(4, 4), mesh, []).requires_grad_()
+
+    def add(x: Any) -> tuple[Any, Any]:
+        first = x + 1
+        buffer.add_(first)
+        table.grad = None
+        (x @ table).square().sum().backward()
+        return first * 2, x * 3
+
+    step = mesh.capture(add, graphs=True)
+    for _ in range(NUM_CALLS):
+        kept = step(x)
+    assert lowering(step) == {""}
+    RawGraph.num_failing = 2  # on both ranks
+    spoilt = step(x)
+    grad: Any = table.grad
+    for one in (spoilt[0], spoilt[1], buffer, grad):
+        with pytest.raises(RemoteOpError, match="the device is lost"):
+            one.full_tensor()
+    assert kept[0].full_tensor().unique().tolist() == [4.0]
+    buffer = distribute(torch.zeros(4, 4), mesh, [])
+    found = [step(x)[0].full_tensor().unique().tolist() for _ in range(NUM_CALLS)]
+    assert found == [[4.0]] * NUM_CALLS and buffer.full_tensor().unique().tolist() == [2.0 * NUM_CALLS]
+
+
+def test_graphs_are_made_of_what_runs_below_dtensor_on_a_device_that_has_them(mesh: Mesh) -> None:
+    with pytest.raises(ValueError, match="graphs=True with lower=False"):
+        mesh.capture(lambda x: x, lower=False, graphs=True)
+    x = distribute(torch.ones(4), mesh, [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(RECORDERS, "cpu")
+        run = mesh.capture(lambda x: x + 1, graphs=True)
+        for _ in range(NUM_CALLS):
+            run(x)
+        assert lowering(run) == {"1 of 1 operators are not in graphs: 1 tensors on cpu"}
+
+
+class Graphed(Actor):
+    """Has the CPU of its proc have graphs."""
+
+    @endpoint
+    def begin(self) -> None:
+        """From now on."""
+        RECORDERS["cpu"] = RawGraph
+
+    @endpoint
+    def num_replays(self) -> int:
+        """The number of replays."""
+        return RawGraph.num_replays
+
+
+def test_a_death_among_graphs_is_healed_exactly(grid_of_its_own: ProcMesh) -> None:
+    num, at = 18, 14
+    mesh = Mesh(procs=grid_of_its_own)
+    graphed = grid_of_its_own.spawn("graphed", Graphed)
+    graphed.begin.call().get(60)
+    undisturbed = GridTraining(mesh, num)
+    expected = [undisturbed.step(*batch) for batch in undisturbed.batches]
+    training = GridTraining(mesh, num, captured=True)
+    training.on_ranks = mesh.capture(training._on_ranks, graphs=True)
+    losses: list[float] = []
+    deaths = 0
+    while len(losses) < num:
+        try:
+            if len(losses) == at and not deaths:
+                assert all(graphed.num_replays.call().get(60).values())
+                die(mesh, 3)
+            losses.append(training.step(*training.batches[len(losses)]))
+        except DeviceMeshError:
+            deaths += 1
+            heal_mesh(mesh)
+    assert deaths == 1 and losses == expected
+    assert all(map(torch.equal, training.state(), undisturbed.state()))
