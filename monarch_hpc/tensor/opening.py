@@ -37,7 +37,16 @@ from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.serializer import reduce_in_messages
 
-__all__ = ["current_stream", "engines_of", "entered_stream", "is_whole", "recovery_of", "sharded_view_of", "view_of"]
+__all__ = [
+    "current_stream",
+    "engines_of",
+    "entered_stream",
+    "is_whole",
+    "rank_view_of",
+    "recovery_of",
+    "sharded_view_of",
+    "view_of",
+]
 
 
 class _Opened:
@@ -108,7 +117,8 @@ class _Opened:
             self.engine.check_present(tuple(region.base_ranks()))
             workers = self._workers._viewing(region)
             view = View(self.engine, region, workers, self._sharded)
-            spec = MeshSpec(self.engine.key, region.extent.names, region.extent.shape, view.ranks, torch.initial_seed())
+            extent, seed = region.extent, torch.initial_seed()
+            spec = MeshSpec(self.engine.key, extent.names, extent.shape, view.ranks, seed, self.engine.device)
             view.mesh = self.engine.templates.define(("mesh", region), lambda: spec)
             self.engine.views[region, True] = view
         return view
@@ -185,9 +195,31 @@ def is_whole(view: View) -> bool:
     return len(view.ranks) == view.engine.num_ranks
 
 
-def sharded_view_of(mesh: ProcMesh) -> View:
-    """The view of the tensors that are sharded over a mesh of procs; errors as of `view_of`."""
-    return _open(mesh, None).sharded_at(mesh.region)
+def sharded_view_of(mesh: ProcMesh, device: str = "") -> View:
+    """The view of the tensors that are sharded over a mesh of procs; errors as of `view_of`.
+
+    Args:
+        mesh: the procs.
+        device: type of the device that has the parts; empty for that of the other tensors on these procs.
+
+    Raises:
+        ValueError: other tensors that are sharded over these procs are on another device.
+    """
+    opened = _open(mesh, None)
+    engine = opened.engine
+    if device and device != engine.device:
+        if any(is_sharded for _, is_sharded in engine.views):
+            raise ValueError(
+                f"device={device!r}: tensors that are sharded over these procs are on {engine.device!r}; start other "
+                "procs for this mesh, or give all of their meshes one device"
+            )
+        engine.device = device
+    return opened.sharded_at(mesh.region)
+
+
+def rank_view_of(mesh: ProcMesh) -> View:
+    """The view of the tensors of which each rank has its own, outside of streams; errors as of `view_of`."""
+    return _open(mesh, None).view_at(mesh.region)
 
 
 def view_of(mesh: ProcMesh) -> View:

@@ -179,8 +179,11 @@ class MeshOperations:
             raise ValueError(f"reduce_ cannot change the shape {tuple(meta.shape)} to {shape}: use reduce")
         if out is not None and (tuple(out.shape) != shape or out.dtype != meta.dtype or out._h.view is not view):
             raise ValueError(f"out= must be a {meta.dtype} of shape {shape} on the same ranks, not {out!r}")
-        key = "reduce", region, names, reduction, scatter
-        spec = view.engine.template(key, lambda: CollectiveSpec(groups_along(region, names), reduction, scatter), view)
+        device = meta.device.type
+        key = "reduce", region, names, reduction, scatter, device
+        spec = view.engine.template(
+            key, lambda: CollectiveSpec(groups_along(region, names), reduction, scatter, device), view
+        )
         typed = [DTYPES.index(str(meta.dtype).removeprefix("torch.")), len(meta.shape), *meta.shape]
         head = [spec, tensor._h.number]
         if inplace:
@@ -235,13 +238,14 @@ class MeshOperations:
         pairs = _pairs(source.region, target.region)
         engine, tag = source.engine, next(_tags)
         typed = [tag, DTYPES.index(str(meta.dtype).removeprefix("torch.")), len(meta.shape), *meta.shape]
-        key = "to_mesh", source.region, target.region
+        device = meta.device.type
+        key = "to_mesh", source.region, target.region, device
         shape = tuple(meta.shape)
         made = Meta.make(shape, contiguous_strides(shape), meta.dtype, meta.device, False, True)
         with engine.lock:
-            spec = engine.template(key, lambda: TransferSpec(pairs), source)
+            spec = engine.template(key, lambda: TransferSpec(pairs, device), source)
             engine.emit(source, [spec, tensor._h.number, 0, *typed])
-            spec = engine.template(key, lambda: TransferSpec(pairs), target)
+            spec = engine.template(key, lambda: TransferSpec(pairs, device), target)
             number = engine.emit(target, [spec, 0, -1, *typed], 1)
             engine.flush()
         return MeshTensor.make(number, target, made)

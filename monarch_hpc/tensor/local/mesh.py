@@ -56,6 +56,7 @@ class LocalWorkers:
     read = property(lambda self: _LocalEndpoint(self, "read"))
     describe = property(lambda self: _LocalEndpoint(self, "describe"))
     lowering = property(lambda self: _LocalEndpoint(self, "lowering"))
+    device = property(lambda self: _LocalEndpoint(self, "device"))
 
     def answers(self, method: str, arguments: tuple[Any, ...]) -> list[Any]:
         """What a method returns, or raises, on each rank; arguments and results are copied as on their way to procs."""

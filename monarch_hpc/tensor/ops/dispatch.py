@@ -118,6 +118,11 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
     if function in _FLOAT_SHAPES:
         key += ints
     if _any_autocast():
+        if view.mesh and view.engine.device != "cpu":
+            raise NotImplementedError(
+                "autocast around operations on sharded tensors on GPUs, whose types the program infers as of CPUs: "
+                "convert the module, as in module.to(torch.bfloat16), or use autocast inside of functions on the ranks"
+            )
         key.append(autocasts())
     entry: _Entry | None = view.entries.get(tuple(key))
     if entry is None:
@@ -268,7 +273,7 @@ def put(tensor: torch.Tensor, view: View, *, is_constant: bool = False) -> MeshT
     """
     grads = tensor.requires_grad and tensor.is_leaf
     with torch._C.DisableTorchFunction():
-        copied = tensor.detach().clone().requires_grad_(grads)
+        copied = (tensor.detach().cpu() if view.mesh else tensor).detach().clone().requires_grad_(grads)
     meta = Meta.of(copied, copied.device)
     number = view.engine.emit(view, [PUT, -2, -1], 1, copied)
     if view.engine.recorder is not None:

@@ -19,7 +19,10 @@ __all__ = ["TENSOR", "Inference", "autocasts", "infer", "tensors_in"]
 TENSOR = object()
 """Stands for a tensor among the leaves of a result, of which some may be None."""
 
-_CPU = torch.device("cpu")
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
+
+_MOVES = frozenset({"to", "cpu", "cuda"})
+"""Methods of tensors that move them to devices."""
 
 _SILENT_WRITES: dict[Any, tuple[int, ...]] = {torch._amp_foreach_non_finite_check_and_unscale_: (0, 1)}
 """Places of arguments that functions write to without changing their versions."""
@@ -105,10 +108,16 @@ def infer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Infer
         inputs = [replicas[id(tensor)] for tensor in tensors]
         versions = [replica._version for replica in inputs]
         run_args, run_kwargs = tree_map(lambda leaf: _replaced(leaf, replicas, place), (args, kwargs))
-        if not tensors:
+        if not tensors or isinstance(run_kwargs.get("device"), str):
             run_kwargs["device"] = place
+        called = function
+        if getattr(function, "__name__", "") in _MOVES and tensors:
+            called, run_args = torch.Tensor.to, _moved(function, run_args, place)
+            # Code that asks torch, not the tensor, where it is finds device meta, and means to leave it there.
+            if device.type not in ("meta", tensors[0]._m.device.type):
+                run_kwargs["copy"] = True  # in place of the tensor itself
         try:
-            result = _SPECIAL.get(function, function)(*run_args, **run_kwargs)
+            result = _SPECIAL.get(called, called)(*run_args, **run_kwargs)
         except NotImplementedError as error:
             raise _depends_on_values(function) from error
         except RuntimeError as error:
@@ -125,6 +134,13 @@ def infer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Infer
             for after in (Meta.of(replica, tensor._m.device),)
         )
         return _describe(function, result, inputs, device, mutated)
+
+
+def _moved(function: Any, args: tuple[Any, ...], place: str) -> tuple[Any, ...]:
+    """The arguments of `torch.Tensor.to` for a method that moves a tensor, which stays where replicas are."""
+    if function.__name__ != "to":
+        return args[0], place
+    return (args[0], place, *args[2:]) if len(args) > 1 and isinstance(args[1], str) else args
 
 
 def _describe(
@@ -170,6 +186,8 @@ def _device_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ten
         asked = args[1]
     if name == "cpu":
         return _CPU
+    if name == "cuda":
+        return _CUDA
     if asked is not None:
         return torch.device(asked)
     if tensors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -13,13 +13,13 @@ from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.tensor.active import capture_sharded
-from monarch_hpc.tensor.opening import is_whole, recovery_of, sharded_view_of
+from monarch_hpc.tensor.opening import is_whole, rank_view_of, recovery_of, sharded_view_of
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.sharded.calls import call_by_name, new_tensor
 from monarch_hpc.tensor.sharded.communication import Communication
 from monarch_hpc.tensor.sharded.functions import execute
 from monarch_hpc.tensor.sharded.memory import MemoryRow, held_tensors
-from monarch_hpc.tensor.sharded.procs import arranged, started
+from monarch_hpc.tensor.sharded.procs import arranged, check_devices, started
 from monarch_hpc.tensor.sharded.spec import ShardingSpec, extent_of, place_dims, size_of
 from monarch_hpc.tensor.stream.engine import View
 
@@ -42,13 +42,16 @@ class Mesh:
         on_loss: ``raise`` raises a `DeviceMeshError` where the mesh has lost a rank; ``heal`` heals it there, and has
             the ranks execute again what was issued since the version, so that the program sees a pause only. Where that
             is not possible, the error says why.
+        device: where the ranks have their parts: ``cpu``, or ``cuda`` for the first GPU that each proc sees. All meshes
+            of the same procs have one. It has never run on a GPU. Start *procs* for it with the variables that
+            docs/tensors.md names.
 
     Attributes:
         procs: the procs, with the dimensions of the mesh; fewer after a heal that has left ranks out.
 
     Raises:
         TypeError: an argument is of another type, or both *hosts* and *procs* are given.
-        ValueError: the sizes do not fit the names, or the number of procs or hosts.
+        ValueError: the sizes do not fit the names, or the number of procs or hosts; or a rank has no such device.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Mesh:
         procs: ProcMesh | None = None,
         commit: bool = True,
         on_loss: Literal["raise", "heal"] = "raise",
+        device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
         if procs is not None and hosts is not None:
             raise TypeError("Mesh of hosts= and procs=: give one")
@@ -71,19 +75,30 @@ class Mesh:
             extent = extent_of(procs.region.extent.shape, mesh_dim_names or procs.region.extent.names)
         else:
             extent = extent_of(shape, mesh_dim_names)
-        self.procs = self._owned = started(extent, hosts) if procs is None else arranged(procs, extent)
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"device is {shown(device)}; it is 'cpu', or 'cuda' for the GPU that each proc sees")
+        self._device: str = device
         self._commits = check_flag("commit", commit)
         if on_loss not in ("raise", "heal"):
             raise ValueError(f"on_loss is {shown(on_loss)}; it is 'raise' or 'heal'")
         if on_loss == "heal" and not commit:
             raise ValueError("on_loss='heal' needs versions to go back to: leave out commit=False")
         self._heals = on_loss == "heal"
+        self.procs = self._owned = started(extent, hosts, device) if procs is None else arranged(procs, extent)
+        if device != "cpu":
+            try:
+                check_devices(rank_view_of(self.procs), device)
+                _ = self._view  # which refuses a device that other meshes of these procs do not have
+            except BaseException:
+                if procs is None:
+                    self.stop(f"they lack device={device!r}")
+                raise
 
-    @classmethod
-    def _of(cls, procs: ProcMesh) -> Self:
-        made = cls.__new__(cls)
+    def _of(self, procs: ProcMesh) -> Mesh:
+        made = Mesh.__new__(Mesh)
         made.procs = made._owned = procs
         made._commits = made._heals = False
+        made._device = self._device
         return made
 
     # ---- shape ----
@@ -104,7 +119,7 @@ class Mesh:
 
     @property
     def _view(self) -> View:
-        view = sharded_view_of(self.procs)
+        view = sharded_view_of(self.procs, self._device)
         engine = view.engine
         if self._commits and is_whole(view) and engine.recovery is None and not engine.unhealable:
             recovery_of(self.procs)
@@ -120,15 +135,15 @@ class Mesh:
 
     def slice(self, **selection: int | slice) -> Mesh:
         """Part of the mesh, as of `ProcMesh.slice`; its tensors are on its ranks only."""
-        return Mesh._of(self.procs.slice(**selection))
+        return self._of(self.procs.slice(**selection))
 
     def split(self, **selection: Sequence[str] | int) -> Mesh:
         """The mesh with a dimension split into several, as of `ProcMesh.split`."""
-        return Mesh._of(self.procs.split(**selection))
+        return self._of(self.procs.split(**selection))
 
     def flatten(self, name: str) -> Mesh:
         """The mesh as one dimension, as of `ProcMesh.flatten`."""
-        return Mesh._of(self.procs.flatten(name))
+        return self._of(self.procs.flatten(name))
 
     def __repr__(self) -> str:
         return f"Mesh({self._region.extent})"

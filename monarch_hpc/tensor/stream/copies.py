@@ -36,7 +36,8 @@ def copy_value(value: Any) -> Copied:
     place = _PLACES.get(own.dtype, -1)
     if place >= 0 and type(own) is torch.Tensor and _is_small(own):
         return place, tuple(own.shape), ctypes.string_at(own.data_ptr(), own.nbytes)
-    return -1, (), own.clone()
+    # The program gets values of devices in host memory: it may have no such device.
+    return -1, (), own.clone() if own.device.type == "cpu" else own.cpu()
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

@@ -33,6 +33,7 @@ class EngineState:
         broken: why no operation can be issued; None if they can.
         epoch: number of attempts to have a mesh; what ranks answer to frames of earlier ones does not count.
         num_ranks: number of the ranks that take part.
+        device: type of the device that has the parts of sharded tensors.
         left_out: ranks that a heal has left out, and that have not come back.
         recovery: keeps versions of the state, and decides which counts if a rank is lost; None without versions.
         unhealable: what the ranks hold that is in no version, so that there are none; empty if nothing is.
@@ -53,6 +54,7 @@ class EngineState:
         self.lock = RLock()
         self.broken: DeviceMeshError | None = None
         self.epoch = self.num_ranks = 0
+        self.device = "cpu"
         self.left_out: frozenset[int] = frozenset()
         self.recovery: Versions | None = None
         self.unhealable = ""

@@ -176,11 +176,13 @@ class CollectiveSpec(NamedTuple):
         groups: the ranks of each group, in the order of their coordinates.
         reduction: ``sum``, ``avg``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor`` or ``stack``.
         scatter: whether each rank keeps its row only.
+        device: type of the device that the values are on.
     """
 
     groups: tuple[tuple[int, ...], ...]
     reduction: str
     scatter: bool
+    device: str
 
 
 class TransferSpec(NamedTuple):
@@ -188,9 +190,11 @@ class TransferSpec(NamedTuple):
 
     Attributes:
         pairs: source and target ranks; a source may occur several times.
+        device: type of the device that the values are on.
     """
 
     pairs: tuple[tuple[int, int], ...]
+    device: str
 
 
 class MeshSpec(NamedTuple):
@@ -202,6 +206,7 @@ class MeshSpec(NamedTuple):
         sizes: their sizes.
         ranks: ranks in the mesh of procs, row by row.
         seed: of the random numbers.
+        device: type of the device that has the parts.
     """
 
     key: int
@@ -209,6 +214,7 @@ class MeshSpec(NamedTuple):
     sizes: tuple[int, ...]
     ranks: tuple[int, ...]
     seed: int
+    device: str = "cpu"
 
 
 class OptimizerSpec(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from socket import gethostname
 from threading import get_ident
 from typing import Any
 
@@ -29,6 +30,7 @@ from monarch_hpc.tensor.stream.records import (
     TransferSpec,
 )
 from monarch_hpc.tensor.worker.collectives.groups import Groups
+from monarch_hpc.tensor.worker.collectives.staging import device_of
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.divergence import Divergence, FailedFrame
 from monarch_hpc.tensor.worker.execution import Execution
@@ -277,6 +279,7 @@ class TensorWorker(Actor):
             if type(value) is Failure:
                 return self._reply("failed", value.root)
             try:
+                self._groups.drain()
                 with self._queue.entered():
                     found.append(copy_value(value))
             except Exception as error:  # noqa: BLE001 no memory for the copy, or the value's own was released
@@ -304,6 +307,15 @@ class TensorWorker(Actor):
         """Return why a captured step is replayed as recorded; empty if it runs below DTensor."""
         program = self._templates.get(template)
         return program.lowering() if type(program) is ReplayedProgram else "it was not replayed yet"
+
+    @endpoint
+    def device(self, kind: str) -> str:
+        """Return why this rank has no device of a type; empty if it has one."""
+        try:
+            device_of(kind)
+        except Exception as error:  # noqa: BLE001 torch's errors of any class, such as of a driver
+            return f"rank {self._rank} on host {gethostname()}: {text_of(error)}"
+        return ""
 
     # ---- healing ----
 

@@ -21,6 +21,7 @@ from monarch_hpc.tensor.stream.records import (
 from monarch_hpc.tensor.worker import gradients
 from monarch_hpc.tensor.worker.collectives.call_groups import CallGroups
 from monarch_hpc.tensor.worker.collectives.groups import Groups
+from monarch_hpc.tensor.worker.collectives.staging import device_of, to_device
 from monarch_hpc.tensor.worker.healing.rank import RankHealing
 from monarch_hpc.tensor.worker.healing.update import Update
 from monarch_hpc.tensor.worker.programs import ReplayedProgram, ReplayReports, SteppedOptimizer, SteppedUpdate
@@ -264,6 +265,7 @@ class Execution:
         value = self.values.found(number)
         copied: Any = value if type(value) is Failure else Failure(seq)
         try:
+            self._groups.drain()
             copied = value.detach().clone() if isinstance(value, torch.Tensor) else value
         finally:
             self._lend(token, copied)  # somebody waits for it
@@ -381,7 +383,7 @@ class Execution:
             value, root = self._groups.receive(ranks, source, tag, like)
         if root:
             raise Dependent(root - 1)
-        self.values[out] = value
+        self.values[out] = to_device(value, device_of(spec.device))
 
 
 _KEPT = (torch.Tensor, OpaqueRef)

@@ -29,7 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from monarch_hpc.tensor.stream.records import MeshSpec
-from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend, GlooGroup
+from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend
+from monarch_hpc.tensor.worker.collectives.group import RankGroup
+from monarch_hpc.tensor.worker.collectives.routes import CollectiveRoutes
 from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.sharded import rules, trusted
 from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh
@@ -145,9 +147,12 @@ class _Run:
         store = _dist.PrefixStore(f"{key} {members}", _dist.FileStore(self._path, 4))
         return self._gloo(store, members.index(self._rank), len(members), options)
 
-    def _group(self, members: tuple[int, ...], key: str) -> GlooGroup:
+    def _group(self, members: tuple[int, ...], key: str) -> RankGroup:
         backend = self._backend(members, key, _CHECK_S if self._trusts is None else _WAIT_S)
-        return GlooGroup(GlooBackend(backend, Waits()), members.index(self._rank), len(members))
+        place, num = members.index(self._rank), len(members)
+        return RankGroup(
+            CollectiveRoutes(GlooBackend(backend, Waits(), place, num), {}, lambda _kind, _library: None), place, num
+        )
 
     def renew(self) -> None:
         """Make new process groups: a rank that failed alone has left the others waiting in the old ones."""

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
-from tests.system.tensor.file_groups import BOTH, FileGroups
+from tests.system.tensor.file_groups import BOTH, FileGroups, GlooLibrary
 
 _LIMIT_S = 60.0
 
@@ -133,8 +133,17 @@ _EXPECTED: dict[Callable[..., Ran], tuple[list[list[float]], list[list[float]]]]
 }
 
 
-def test_each_collective_has_its_result(tmp_path: Path) -> None:
-    both = [FileGroups(rank, str(tmp_path / "store"), _LIMIT_S) for rank in BOTH]
+_LIBRARIES: dict[str, Callable[[int], GlooLibrary | None]] = {
+    "gloo": lambda _: None,
+    "a library": lambda rank: GlooLibrary(f"device {rank}"),
+    "by way of host memory": lambda _: GlooLibrary("the same device"),
+}
+
+
+@pytest.mark.parametrize("way", _LIBRARIES)
+def test_each_collective_has_its_result(way: str, tmp_path: Path) -> None:
+    libraries = [_LIBRARIES[way](rank) for rank in BOTH]
+    both = [FileGroups(rank, str(tmp_path / "store"), _LIMIT_S, libraries[rank]) for rank in BOTH]
 
     def run(rank: int) -> list[list[list[float]]]:
         group = both[rank].of(BOTH).again()
@@ -149,6 +158,7 @@ def test_each_collective_has_its_result(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         for rank, results in enumerate(pool.map(run, BOTH)):
             assert results == [expected[rank] for expected in _EXPECTED.values()]
+    assert [len(one.made) for one in libraries if one is not None] == {"a library": [1, 1], "gloo": []}.get(way, [0, 0])
     for groups in both:
         groups.close("the test is over")
 

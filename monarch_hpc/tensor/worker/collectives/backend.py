@@ -8,8 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from monarch_hpc.tensor.worker.collectives.gloo import BACKEND, GlooBackend, GlooGroup
+from monarch_hpc.tensor.worker.collectives.devices import LIBRARIES, DeviceBackend, DeviceLibrary, meet
+from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend
+from monarch_hpc.tensor.worker.collectives.group import BACKEND, RankGroup
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
+from monarch_hpc.tensor.worker.collectives.routes import CollectiveRoutes
 from monarch_hpc.tensor.worker.collectives.waits import Waits
 
 __all__ = ["DefaultGroups", "making", "register_backend"]
@@ -25,9 +28,9 @@ _default: list[Make] = []
 
 
 def register_backend() -> None:
-    """Make the backend known to torch, under the name `gloo.BACKEND`; in this process, once."""
+    """Make the backend known to torch, under the name `group.BACKEND`; in this process, once."""
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _make(options: Any, _backend_options: Any) -> Any:
@@ -44,7 +47,7 @@ class DefaultGroups:
     def __init__(self, address: str) -> None:
         self._address = address
         self._waits = Waits()
-        self._backends: list[GlooBackend] = []
+        self._backends: list[GlooBackend | DeviceBackend] = []
         self._device: Any = None
 
     def join(self, store: Any, rank: int, num: int, timeout: timedelta) -> None:
@@ -68,15 +71,26 @@ class DefaultGroups:
         options._devices = [self._device]
         options._timeout = torch_options.timeout
         store, rank, num = torch_options.store, torch_options.group_rank, torch_options.group_size
-        backend = GlooBackend(self._waits.call(lambda: gloo(store, rank, num, options)), self._waits)
+        backend = GlooBackend(self._waits.call(lambda: gloo(store, rank, num, options)), self._waits, rank, num)
         self._backends.append(backend)
-        return GlooGroup(backend, rank, num)
+
+        def connect(kind: str, library: DeviceLibrary | None) -> DeviceBackend | None:
+            on_devices: Any = dist.PrefixStore(f"{kind}/", store)  # type: ignore[attr-defined]  # torch does not declare it
+            made = meet(library, on_devices, rank, num, self._waits, torch_options.timeout.total_seconds())
+            if made is not None:
+                self._backends.append(made)
+            return made
+
+        return RankGroup(CollectiveRoutes(backend, LIBRARIES, connect), rank, num)
 
     def end(self, cause: str) -> None:
         """End all waits in these groups, and all to come; from any thread."""
         if self._make_group in _default:
             _default.clear()
         self._waits.abort(cause)
+        for backend in list(self._backends):
+            if isinstance(backend, DeviceBackend):
+                backend.abort()
 
     def retire(self) -> None:
         """Give up the groups, which torch has forgotten."""

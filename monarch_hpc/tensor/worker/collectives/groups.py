@@ -1,18 +1,12 @@
-"""Process groups between ranks of a mesh, and the collectives on them.
-
-A rank whose argument failed takes part all the same, with zeros of the recorded shape: the others would wait for it for
-ever. Beside each collective goes the largest sequence number of a failed argument, so that the result is a failure on
-every rank of the group, and no rank goes on with a sum that includes zeros.
-"""
+"""Process groups between ranks of a mesh, which an abort ends."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
-import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from threading import Lock
 from time import monotonic, sleep
 from typing import Any
@@ -23,10 +17,15 @@ import torch.distributed as dist
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.records import CollectiveSpec
-from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend, GlooGroup
+from monarch_hpc.tensor.worker.collectives.devices import LIBRARIES, DeviceBackend, DeviceLibrary, meet
+from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend
+from monarch_hpc.tensor.worker.collectives.group import RankGroup
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
+from monarch_hpc.tensor.worker.collectives.reductions import alone, reduced
 from monarch_hpc.tensor.worker.collectives.rendezvous import ChannelStore
+from monarch_hpc.tensor.worker.collectives.routes import CollectiveRoutes
 from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
+from monarch_hpc.tensor.worker.collectives.staging import to_device
 from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.control import TensorControl
 from monarch_hpc.tensor.worker.divergence import FailedFrame
@@ -49,28 +48,6 @@ _MAX_SENT_BYTES = 64 << 20
 _LAST_WRITE_S = 0.2
 """Longest wait for a thread of gloo that may be adding up what came before a cut."""
 
-_OPS: dict[str, Any] = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.SUM,
-    "product": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-}
-_SUMS = frozenset({"sum", "avg"})
-_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "sum": lambda rows: rows.sum(0, dtype=rows.dtype),
-    "avg": lambda rows: rows.sum(0, dtype=rows.dtype) / len(rows),
-    "product": lambda rows: rows.prod(0, dtype=rows.dtype),
-    "min": lambda rows: rows.amin(0),
-    "max": lambda rows: rows.amax(0),
-    "band": lambda rows: functools.reduce(operator.and_, rows.unbind()),
-    "bor": lambda rows: functools.reduce(operator.or_, rows.unbind()),
-    "bxor": lambda rows: functools.reduce(operator.xor, rows.unbind()),
-}
-
 
 class Groups:
     """The process groups of one rank.
@@ -87,7 +64,10 @@ class Groups:
         offset: what is added to the key of an engine to find this rank's worker in its process.
         epoch: number of attempts to have a mesh, of which each has groups of its own.
         cause: why there are no more collectives; empty if there are.
+        libraries: of collectives on devices, by type of device.
     """
+
+    libraries: Mapping[str, DeviceLibrary] = LIBRARIES
 
     def __init__(
         self,
@@ -114,6 +94,7 @@ class Groups:
         self._lock = Lock()
         self._waits = Waits()
         self._backends: list[GlooBackend] = []
+        self._devices: list[DeviceBackend] = []
         self.cause = ""
 
     def abort(self, cause: str, epoch: int | None = None) -> bool:
@@ -132,6 +113,8 @@ class Groups:
             self.cause, self._ended = cause, max(self._ended, ended)
             self._waits.abort(cause)
             cut_connections(set(self._ports))
+            for one in list(self._devices):
+                one.abort()
             return True
 
     @property
@@ -151,7 +134,7 @@ class Groups:
                 self._control.slice(procs=self._places[after]).note_failed.broadcast(frame)
 
     def settle(self) -> None:
-        """Return when gloo writes to no tensor any more after an abort, which this rank has seen: it is in no wait."""
+        """Return when nothing writes to tensors any more after an abort, which this rank has seen: it is in no wait."""
         if not self.cause:
             return
         until = monotonic() + _SETTLE_S
@@ -160,6 +143,9 @@ class Groups:
         until = monotonic() + _LAST_WRITE_S
         for one in self._backends:
             one.settle(until)
+        until = monotonic() + _SETTLE_S
+        for device in self._devices:
+            device.settle(until)
 
     def begin(self, epoch: int, addresses: dict[int, str]) -> None:
         """Begin anew: groups are made again, with others that do so, too.
@@ -191,7 +177,10 @@ class Groups:
     def _give_up(self) -> None:
         for one in self._backends:
             one.retire()
+        for device in self._devices:
+            device.retire()
         self._backends.clear()
+        self._devices.clear()
         self._groups.clear()
         self._sent.clear()
         self._sent_bytes = 0
@@ -201,9 +190,18 @@ class Groups:
         if len(ranks) == 1:
             return [(number, number) for number in numbers]
         both = torch.tensor([*numbers, *(-number for number in numbers)])
-        self.of(ranks).allreduce([both], _options(dist.ReduceOp.MAX)).wait()
+        self.of(ranks).highest(both).wait()
         found = both.tolist()
         return [(-low, high) for high, low in zip(found[: len(numbers)], found[len(numbers) :], strict=True)]
+
+    def drain(self) -> None:
+        """Wait until the collectives on devices have ended, so that a rank may read what depends on others.
+
+        Raises:
+            RuntimeError: one has failed, or is late; or the cause of an abort.
+        """
+        for device in self._devices:
+            device.drain()
 
     def flush_sends(self, num: int = 0, num_bytes: int = 0) -> None:
         """Wait until what was sent has left, the oldest first, but for as many messages and bytes."""
@@ -245,9 +243,25 @@ class Groups:
             self._met.update(ranks)
         place, num, waits = ranks.index(self._rank), len(ranks), self._waits
         # On another thread: it waits for others to dial, and nothing is there to cut if one of them has died.
-        backend = GlooBackend(waits.call(lambda: gloo(store, place, num, options)), waits)
+        backend = GlooBackend(waits.call(lambda: gloo(store, place, num, options)), waits, place, num)
         self._backends.append(backend)
-        return GlooGroup(backend, place, num)
+        return RankGroup(CollectiveRoutes(backend, self.libraries, partial(self._connect, ranks, waits)), place, num)
+
+    def _connect(
+        self, ranks: tuple[int, ...], waits: Waits, kind: str, library: DeviceLibrary | None
+    ) -> DeviceBackend | None:
+        """Meet the other ranks for collectives on devices; of the worker's thread, or of one that it waits for."""
+        waits.check()  # the group may be of an epoch that has ended
+        store = self.store(ranks[0], f"{kind}/{'-'.join(map(str, ranks))}/")
+        made = meet(library, store, ranks.index(self._rank), len(ranks), waits, self.timeout_s)
+        if made is not None:
+            with self._lock:
+                self._devices.append(made)
+                cause = waits.cause
+            if cause:  # the abort came before it was in the list
+                made.abort()
+                raise RuntimeError(cause)
+        return made
 
     # ---- reductions ----
 
@@ -259,46 +273,17 @@ class Groups:
         Args:
             spec: the reduction.
             given: this rank's value; None if it failed.
-            like: a tensor of the recorded shape and type, whose elements do not matter.
+            like: a tensor of the recorded shape and type in host memory, whose elements do not matter.
             root: sequence number of the failure plus 1; 0 if there is none.
 
         Returns:
-            The result, and the largest *root* of all ranks.
+            The result, on the device of *given*, or in host memory; and the largest *root* of all ranks.
         """
         ranks = next(ranks for ranks in spec.groups if self._rank in ranks)
-        value = torch.zeros_like(like) if given is None else given.detach().contiguous()
-        num = len(ranks)
-        if num == 1:
-            return self._alone(spec, value), root
-        group = self.of(ranks)
-        if spec.reduction in _SUMS and not spec.scatter and value.is_floating_point():
-            result, all_well = _sum(group, value, root)
-            if spec.reduction == "avg":
-                result = result / num
-            return result, 0 if all_well else self.agree(ranks, root)[0][1]
-        highest = torch.tensor([root])
-        flag = group.allreduce([highest], _options(dist.ReduceOp.MAX))
-        if spec.scatter:
-            rows = torch.empty_like(value)
-            group.alltoall_base(rows, value, [], []).wait()
-            result = rows if spec.reduction == "stack" else _ROWS[spec.reduction](rows)
-        elif spec.reduction == "stack":
-            stacked = value.new_empty((num, *value.shape))
-            group.allgather([list(stacked.unbind())], [value]).wait()
-            result = stacked
-        else:
-            result = value.clone()
-            group.allreduce([result], _options(_OPS[spec.reduction])).wait()
-            if spec.reduction == "avg":  # of complex numbers
-                result = result / num
-        flag.wait()
-        return result, int(highest)
-
-    def _alone(self, spec: CollectiveSpec, value: torch.Tensor) -> torch.Tensor:
-        """The result of a reduction over one rank."""
-        if spec.scatter:
-            return value.clone() if spec.reduction == "stack" else value[0].clone()
-        return value.unsqueeze(0).clone() if spec.reduction == "stack" else value.clone()
+        if len(ranks) == 1:
+            return alone(spec, torch.zeros_like(like) if given is None else given.detach().contiguous()), root
+        result, highest = reduced(self.of(ranks), len(ranks), spec, given, like, root)
+        return (result if given is None else to_device(result, given.device)), highest
 
     # ---- copies between ranks ----
 
@@ -323,21 +308,3 @@ class Groups:
         group.recv([root], place, tag).wait()
         group.recv([value], place, tag).wait()
         return value, int(root)
-
-
-def _sum(group: NamedGroup, value: torch.Tensor, root: int) -> tuple[torch.Tensor, bool]:
-    """The sum of a tensor of floats over a group, and whether no rank has a *root*: one more element tells that.
-
-    A message of its own would take as long again as that of a tensor of some KiB.
-    """
-    whole = value.new_empty(value.numel() + 1)
-    whole[:-1] = value.view(-1)
-    whole[-1] = bool(root)  # of 0 and 1, no sum of floats is 0 by overflow
-    group.allreduce([whole], _options(dist.ReduceOp.SUM)).wait()
-    return whole[:-1].view(value.shape), not whole[-1]
-
-
-def _options(op: Any) -> Any:
-    options = dist.AllreduceOptions()
-    options.reduceOp = op
-    return options

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-__all__ = ["NamedGroup"]
+from monarch_hpc.tensor.worker.collectives.staging import device_of
+
+__all__ = ["NamedGroup", "options_with"]
 
 _Group: Any = dist.ProcessGroup
 
@@ -27,6 +30,21 @@ class NamedGroup(_Group):  # type: ignore[misc]  # torch does not declare it
     def again(self) -> NamedGroup:
         """Another group of the same ranks, on the same connections, which torch can give another name."""
         raise NotImplementedError
+
+    def highest(self, numbers: torch.Tensor) -> Any:
+        """Begin to replace numbers in host memory by the highest ones of all ranks."""
+        return self.allreduce([numbers], options_with(dist.ReduceOp.MAX))
+
+    def place_of(self, kind: str, name: str, dtype: torch.dtype, reduction: Any) -> torch.device:
+        """Where the ranks do a collective: on their devices, or all of them in host memory.
+
+        Args:
+            kind: type of the device that the tensors are on.
+            name: of the collective.
+            dtype: type of the elements.
+            reduction: torch's; None if it reduces nothing.
+        """
+        return device_of(kind)
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
@@ -58,3 +76,10 @@ class NamedGroup(_Group):  # type: ignore[misc]  # torch does not declare it
 
     def all_to_all_single(self, *arguments: Any) -> Any:
         return self.alltoall_base(*arguments)
+
+
+def options_with(op: Any) -> Any:
+    """Options of an allreduce."""
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options

@@ -254,12 +254,14 @@ class PeerWork(_Work):  # type: ignore[misc]  # torch does not declare it
     Args:
         work: gloo's.
         waits: of its epoch.
+        after: called once it is done.
     """
 
-    def __init__(self, work: Any, waits: Waits) -> None:
+    def __init__(self, work: Any, waits: Waits, after: Callable[[], None] | None = None) -> None:
         super().__init__()
         self._work = work
         self._waits = waits
+        self._after = after
         self._is_done = False
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
@@ -267,6 +269,9 @@ class PeerWork(_Work):  # type: ignore[misc]  # torch does not declare it
         if not self._is_done:
             self._waits.call(lambda: self._work.wait(timeout))
             self._is_done = True
+            after, self._after = self._after, None
+            if after is not None:
+                after()
         return True
 
     def is_completed(self) -> bool:

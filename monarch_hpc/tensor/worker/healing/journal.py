@@ -74,7 +74,7 @@ class Journal:
                 self.effects += 1
             elif key in self._older():
                 self.effects += 1
-                whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+                whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
                 self._saved[key] = whole, whole.clone()
 
     def save_all(self, numbers: Iterable[int]) -> None:

@@ -16,11 +16,15 @@ import torch
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.tensor.stream.holdings import Held, RankStatus, Rejoining, Restoring
 from monarch_hpc.tensor.worker.collectives.groups import Groups
+from monarch_hpc.tensor.worker.collectives.staging import to_device, to_host
 from monarch_hpc.tensor.worker.healing.journal import LOST, Journal, small_sums
 from monarch_hpc.tensor.worker.healing.update import AnyUpdate, LocalUpdates
 from monarch_hpc.tensor.worker.values import Failure, Values
 
 __all__ = ["Halted", "RankHealing"]
+
+_LIBRARIES = ("gloo", "NCCL")
+"""What errors of collectives name."""
 
 
 class Halted(Exception):
@@ -73,7 +77,9 @@ class RankHealing:
 
     def _is_missed(self, error: BaseException) -> bool:
         """Whether an operation failed because of other ranks."""
-        return bool(self._groups.cause) or "gloo" in str(error) or isinstance(error, MonarchError)
+        return (
+            bool(self._groups.cause) or "gloo" in str(error) or "NCCL" in str(error) or isinstance(error, MonarchError)
+        )
 
     def commit(self, version: int, mark: int) -> None:
         """Take part in a commit: none is done unless all ranks have executed all that was issued before.
@@ -103,6 +109,7 @@ class RankHealing:
                 for tensor in small_sums(self._values, journal.mark):
                     with torch.no_grad():
                         tensor._settled = tensor._version, tensor.detach().full_tensor()
+            self._groups.drain()
             if ready:
                 journal.prepare(version, mark, update)
             (low, high), (all_ready, _) = self._groups.agree(self._world, journal.failed, int(ready))
@@ -205,11 +212,10 @@ class RankHealing:
             return None
         settled = value.__dict__.get("_settled")
         if settled is not None and settled[0] == value._version:
-            found: torch.Tensor = settled[1].clone()
-            return found
+            return to_host(settled[1])
         if any(not placement.is_replicate() for placement in getattr(value, "placements", ())):
             return None
-        return getattr(value, "_local_tensor", value).detach().clone()
+        return to_host(getattr(value, "_local_tensor", value))
 
     def held(self, version: int, mark: int) -> Held:
         """Begin at a version, and describe what this rank has of it; what could not be given to others is lost."""
@@ -278,6 +284,7 @@ class RankHealing:
         values.free(order.dropped)
         values.lost_root = LOST
         memories: dict[int, torch.Tensor] = {}
+        devices = {piece.storage: self._shardings[piece.mesh].ops.device for piece in order.pieces.values()}
         for tag, (source, target, number, num_bytes, place) in enumerate(order.memories):
             if self._rank == source == target:
                 memories[place] = memory_of(values[number])
@@ -285,12 +292,13 @@ class RankHealing:
                 groups.send(order.present, [target], tag, memory_of(values[number]), 0)
             elif self._rank == target:
                 like = torch.empty(num_bytes, dtype=torch.uint8)
-                memories[place], _ = groups.receive(order.present, source, tag, like)
+                received, _ = groups.receive(order.present, source, tag, like)
+                memories[place] = to_device(received, devices[place])
         windows: dict[int, torch.Tensor] = {}
         for piece in order.pieces.values():
             if piece.storage not in memories:
                 size = math.prod(piece.shape) * piece.dtype.itemsize
-                memories[piece.storage] = torch.empty(size, dtype=torch.uint8)
+                memories[piece.storage] = torch.empty(size, dtype=torch.uint8, device=devices[piece.storage])
             windows[piece.storage] = window(piece, memories[piece.storage])
         for tag, (source, target, number, taken, put, place) in enumerate(order.parts, len(order.memories)):
             if self._rank == source:
@@ -301,7 +309,7 @@ class RankHealing:
                     groups.send(order.present, [target], tag, part, 0)
             elif self._rank == target:
                 into = part_of(windows[place], put)
-                received, _ = groups.receive(order.present, source, tag, torch.empty_like(into))
+                received, _ = groups.receive(order.present, source, tag, torch.empty_like(into, device="cpu"))
                 into.copy_(received)
         for number, put, part in order.given:
             part_of(windows[order.pieces[number].storage], put).copy_(part)

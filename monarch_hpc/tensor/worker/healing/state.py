@@ -45,7 +45,8 @@ def _has_memory(local: torch.Tensor) -> bool:
 
 def memory_of(tensor: Any) -> torch.Tensor:
     """The memory of a rank's part, as bytes."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor._local_tensor.untyped_storage())
+    storage = tensor._local_tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def spoil_unkept(values: Values) -> None:
@@ -121,7 +122,7 @@ def part_of(tensor: Any, box: Box) -> torch.Tensor:
 
 def window(piece: HeldPart, memory: torch.Tensor) -> torch.Tensor:
     """The part of a value that *piece* describes, in *memory*."""
-    empty = torch.empty(0, dtype=piece.dtype)
+    empty = torch.empty(0, dtype=piece.dtype, device=memory.device)
     return empty.set_(memory.untyped_storage(), piece.offset, piece.shape, piece.stride)
 
 
@@ -170,7 +171,7 @@ def blank_like(piece: HeldPart, ops: Any) -> DTensor:
     placements = tuple(Replicate() if dim == REPLICATED else Shard(dim) for dim in piece.dims)
     shape, stride = piece.whole
     with torch.no_grad(), _disable_current_modes():
-        whole = torch.zeros((), dtype=piece.dtype).expand(shape)
+        whole = torch.zeros((), dtype=piece.dtype, device=ops.device).expand(shape)
         part = ops.wrap(whole).redistribute(placements=placements)._local_tensor.contiguous().clone()
         made: DTensor = DTensor.from_local(
             part, ops.mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
@@ -185,7 +186,7 @@ def digests(values: Values) -> dict[int, bytes]:
     found = {}
     for number, value in values.items():
         if isinstance(value, DTensor):
-            own = value._local_tensor.detach().contiguous()
+            own = value._local_tensor.detach().contiguous().cpu()
             flat = own.reshape(-1).view(torch.uint8) if own.numel() else torch.empty(0, dtype=torch.uint8)
             found[number] = hashlib.blake2b(flat.numpy().data, digest_size=8).digest()
     return found

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from monarch_hpc.tensor.worker.collectives.staging import to_device
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter, count_with
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 
@@ -64,7 +65,8 @@ def global_from_shards(
         stride: of the whole.
         leaf: whether the result is a leaf of autograd's graph that requires a gradient.
     """
-    mesh = current_ops().mesh
+    ops = current_ops()
+    mesh, own = ops.mesh, to_device(own, ops.device)
     made: DTensor = DTensor.from_local(
         own, mesh, global_placements(dims), run_check=False, shape=torch.Size(shape), stride=stride
     )
@@ -79,7 +81,7 @@ def made(
     """A new sharded tensor: ``full`` with *fill*, or the random numbers ``rand`` and ``randn`` of one process."""
     ops = current_ops()
     if kind == "full":
-        whole = torch.full((), fill, dtype=dtype).expand(shape)
+        whole = torch.full((), fill, dtype=dtype, device=ops.device).expand(shape)
     else:
         whole = ops.drawn(getattr(torch, kind), shape, dtype)
     with torch.no_grad():
@@ -156,9 +158,9 @@ def settle_gradients(leaves: Iterable[Any]) -> None:
                 sums.setdefault((places, grad.dtype), []).append(leaf)
             else:
                 leaf.grad = grad.redistribute(placements=leaf.placements)
-        for (places, dtype), summed in sums.items():
+        for (places, _), summed in sums.items():
             parts = [leaf.grad._local_tensor for leaf in summed]  # type: ignore[union-attr]
-            flat = torch.empty(sum(part.numel() for part in parts), dtype=dtype)
+            flat = parts[0].new_empty(sum(part.numel() for part in parts))
             torch.cat([part.reshape(-1) for part in parts], out=flat)
             for place in places:
                 current_ops().mesh.get_group(place).allreduce([flat]).wait()

@@ -67,7 +67,7 @@ def bare_device_mesh(spec: MeshSpec, rank: int) -> RankMesh:
     for name in _QUIET:  # they advise those who write SPMD programs
         logging.getLogger(name).setLevel(logging.ERROR)
     ranks = torch.tensor(spec.ranks).reshape(spec.sizes)
-    mesh = RankMesh("cpu", ranks, mesh_dim_names=spec.names, _init_backend=False, _rank=rank)
+    mesh = RankMesh(spec.device, ranks, mesh_dim_names=spec.names, _init_backend=False, _rank=rank)
     mesh._dim_group_names = []
     return mesh
 

@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,9 +19,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from monarch_hpc.tensor.worker.collectives.staging import to_device, to_host
 from monarch_hpc.tensor.worker.healing.journal import Journal
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.own_rules import OWN_RULES
+from monarch_hpc.tensor.worker.sharded.traits import OpTraits, traits_of, written_by
 from monarch_hpc.tensor.worker.sharded.trusted import REGULAR, TRUSTED
 from monarch_hpc.tensor.worker.values import storage_of
 
@@ -30,47 +31,14 @@ _log = logging.getLogger(__name__)
 
 __all__ = ["ShardedOps", "is_refusal", "is_regular"]
 
+HOST = torch.device("cpu")
 _PLAIN = (Replicate, Shard, Partial)
 _RULES = "torch/distributed/tensor/"
 _RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"})
-_HIDDEN_WRITES: dict[str, tuple[int | str, ...]] = {"aten.native_batch_norm.default": (3, 4)}
-"""Places of arguments that an operator writes to, and does not say so: the running mean and variance."""
-_VALUE_FREE = frozenset(
-    {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
-)
-"""Random operators that overwrite their first argument; so do those called ``..._like``."""
 
 
-class _Traits:
-    """What an operator does to its arguments.
-
-    Attributes:
-        name: the operator's.
-        written: places and names of arguments that it writes to.
-        resizes: whether it changes the shape of one.
-        views: whether a result shares the memory of an argument.
-        random: whether it draws random numbers.
-        value_free: whether it uses only the shape of its first argument.
-    """
-
-    __slots__ = ("name", "random", "resizes", "value_free", "views", "written")
-
-    def __init__(self, op: Any) -> None:
-        arguments = op._schema.arguments
-        self.name = str(op)
-        self.written = tuple(
-            argument.name if argument.kwarg_only else place
-            for place, argument in enumerate(arguments)
-            if argument.is_write
-        ) + _HIDDEN_WRITES.get(self.name, ())
-        self.resizes = torch.Tag.inplace_view in op.tags
-        self.views = not self.written and any(out.alias_info is not None for out in op._schema.returns)
-        self.random = torch.Tag.nondeterministic_seeded in op.tags
-        name = op._schema.name.rpartition("::")[2]
-        self.value_free = name in _VALUE_FREE or name.endswith("_like")
-
-
-_traits = cache(_Traits)
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
@@ -80,8 +48,10 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         mesh: the device mesh.
         seed: of the random numbers, which are those of one process: each rank draws all of them.
         trusts: tells whether DTensor's rule of an operator is used, given `is_regular`; for the sweep.
+        device: that of this rank's parts.
 
     Attributes:
+        device: likewise.
         random_state: of the random numbers; replaced at each draw.
         journal: is told of writes and draws; None in the sweep.
         world: gives the `World` of the ranks of *mesh*, which it makes at the first call, on all of them.
@@ -91,9 +61,16 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         num_calls: number of calls since then of modules that live on the ranks, whose random numbers are their own.
     """
 
-    def __init__(self, mesh: Any, seed: int, trusts: Callable[[str, bool], bool] | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Any,
+        seed: int,
+        trusts: Callable[[str, bool], bool] | None = None,
+        device: torch.device = HOST,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mesh = mesh
+        self.device = device
         self.replicated = (Replicate(),) * mesh.ndim
         self._trusts = trusts or _is_trusted
         self.journal: Journal | None = None
@@ -125,12 +102,14 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         tensors = _sharded_among(args, kwargs)
         if not tensors:
             return op(*args, **kwargs)
-        traits = _traits(op)
+        if self.device != HOST:
+            args, kwargs = self._on_device(op, args, kwargs)
+        traits = traits_of(op)
         copied = [tensor for tensor in tensors if "_copied_at" in tensor.__dict__]
         if copied:
             _check_copies(op, traits, args, kwargs, copied)
         if traits.written and self.journal is not None:
-            written = _written(traits, args, kwargs)
+            written = written_by(traits, args, kwargs)
             with nullcontext() if self.trace is None else self.trace.saving(written):
                 self.journal.save(written)
         if traits.random:
@@ -140,7 +119,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             result = own(self, op, args, kwargs)
             if result is not NotImplemented:
                 return result
-        through = copied and any(one is tensor for one in _written(traits, args, kwargs) for tensor in copied)
+        through = copied and any(one is tensor for one in written_by(traits, args, kwargs) for tensor in copied)
         if not through and _are_plain(tensors) and self._trusts(traits.name, is_regular(op, args, tensors)):
             try:
                 result = op(*args, **kwargs)
@@ -153,6 +132,16 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if traits.views:
             _mark_copies(result, tensors[0])
         return result
+
+    def _on_device(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Arguments as parts on another device than the CPU need them."""
+        if kwargs.get("device") is not None:  # the program's name for it is that of the CPU
+            kwargs = {**kwargs, "device": self.device}
+        if op is torch.ops.aten.copy_.default and not isinstance(
+            args[1], DTensor
+        ):  # x[...] = 1: on CPUs, that is a fill
+            args = args[0], self.wrap(args[1]), *args[2:]
+        return args, kwargs
 
     def drawn(self, draw: Callable[..., torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The next random numbers of the mesh, of which each rank draws all."""
@@ -177,7 +166,8 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def wrap(self, whole: torch.Tensor) -> DTensor:
         """The sharded tensor whose value is *whole* on every rank."""
-        wrapped: DTensor = DTensor.from_local(whole, self.mesh, self.replicated, run_check=False)
+        own = to_device(whole, self.device)
+        wrapped: DTensor = DTensor.from_local(own, self.mesh, self.replicated, run_check=False)
         return wrapped
 
     def whole(self, tensor: Any) -> Any:
@@ -186,7 +176,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             return tensor._local_tensor
         whole = tensor.redistribute(placements=self.replicated)._local_tensor
         if whole.stride() != tensor.stride():
-            strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=whole.dtype)
+            strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=whole.dtype, device=whole.device)
             return strided.copy_(whole)
         return whole
 
@@ -202,20 +192,27 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
                 local = torch.zeros_like(local)
         tensor._local_tensor.copy_(local)
 
-    def on_whole(self, op: Any, traits: _Traits, args: Any, kwargs: Any) -> Any:
-        """Run an operator on gathered arguments; what it writes to is written back."""
+    def on_whole(self, op: Any, traits: OpTraits, args: Any, kwargs: Any) -> Any:
+        """Run an operator on gathered arguments; what it writes to is written back.
+
+        One that draws random numbers runs in host memory, whose generator is that of the program.
+        """
         if traits.resizes and traits.written:
             raise NotImplementedError(
                 f"{op}: changes the shape of a sharded tensor in place; use the form that returns a new tensor"
             )
         self._tell_gathering(str(op), args, kwargs)
+        on_host = traits.random and self.device != HOST
+        placed = to_host if on_host else _as_it_is
+        if on_host and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": HOST}
         wholes: dict[int, torch.Tensor] = {}
         sources: list[tuple[DTensor, torch.Tensor]] = []
-        written = [leaf for leaf in _written(traits, args, kwargs) if isinstance(leaf, DTensor)]
+        written = [leaf for leaf in written_by(traits, args, kwargs) if isinstance(leaf, DTensor)]
         for tensor in written:
             if "_copied_at" in tensor.__dict__:  # a view that is a copy: write to the tensor behind it, too
                 base: Any = tensor._base
-                source = self.whole(base).clone()
+                source = placed(self.whole(base).clone())
                 sources.append((base, source))
                 wholes[id(tensor)] = tensor._view_func_unsafe(source)
 
@@ -223,7 +220,7 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             if not isinstance(leaf, DTensor):
                 return leaf
             if id(leaf) not in wholes:
-                wholes[id(leaf)] = self.whole(leaf)
+                wholes[id(leaf)] = placed(self.whole(leaf))
             return wholes[id(leaf)]
 
         run_args, run_kwargs = tree_map(gathered, (args, kwargs))
@@ -258,11 +255,13 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
                 op,
             )
 
-    def _random(self, op: Any, traits: _Traits, args: Any, kwargs: Any) -> Any:
+    def _random(self, op: Any, traits: OpTraits, args: Any, kwargs: Any) -> Any:
         """Draw as one process does, each rank all numbers, and keep this rank's share."""
         like = next(leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, DTensor))
         if traits.value_free:
             whole = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+            if kwargs.get("device") is not None:
+                kwargs = {**kwargs, "device": HOST}
             with self.random_numbers():
                 result = op(whole, *args[1:], **kwargs)
             if traits.written:
@@ -365,16 +364,8 @@ def _mark_copies(result: Any, source: DTensor) -> None:
                 leaf._copied_at = source._version  # type: ignore[attr-defined]
 
 
-def _written(traits: _Traits, args: Any, kwargs: Any) -> list[Any]:
-    given = [
-        kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
-        for place in traits.written
-    ]
-    return list(tree_iter(given))
-
-
-def _check_copies(op: Any, traits: _Traits, args: Any, kwargs: Any, copied: list[DTensor]) -> None:
-    written = {id(leaf) for leaf in _written(traits, args, kwargs)}
+def _check_copies(op: Any, traits: OpTraits, args: Any, kwargs: Any, copied: list[DTensor]) -> None:
+    written = {id(leaf) for leaf in written_by(traits, args, kwargs)}
     for tensor in copied:
         if id(tensor) in written and not tensor._is_view():  # what detach() and no_grad() hide
             raise RuntimeError(

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.collectives.groups import Groups
+from monarch_hpc.tensor.worker.collectives.staging import device_of
 from monarch_hpc.tensor.worker.sharded.calls import entered, settle_gradients
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.device_mesh import bare_device_mesh, make_device_mesh, replace_groups
@@ -42,7 +43,7 @@ class Sharding:
         remember_propagated()
         self._rank, self._groups = rank, groups
         self.spec = spec
-        self.ops = ShardedOps(make_device_mesh(spec, rank, groups.of), spec.seed)
+        self.ops = ShardedOps(make_device_mesh(spec, rank, groups.of), spec.seed, device=device_of(spec.device))
         self.held: tuple[Any, MeshSpec] = self.ops.mesh, spec
         # DTensor keeps results on each, and compares meshes by their ranks: those of the same must be one object.
         self._meshes: dict[MeshSpec, Any] = {spec: self.ops.mesh}
@@ -122,7 +123,9 @@ class Sharding:
         if not isinstance(loss, DTensor) or loss.dim() or loss.device_mesh is not self.ops.mesh:
             return None
         with WithoutModes():
-            return wrapped(torch.ones((), dtype=loss.dtype), self.ops.mesh, self.ops.replicated, (), ())
+            return wrapped(
+                torch.ones((), dtype=loss.dtype, device=self.ops.device), self.ops.mesh, self.ops.replicated, (), ()
+            )
 
     def check_results(self, tensors: list[Any]) -> None:
         """Refuse tensors of this rank alone among the results of a function.

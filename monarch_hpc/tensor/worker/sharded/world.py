@@ -16,9 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.collectives.backend import making, register_backend
-from monarch_hpc.tensor.worker.collectives.gloo import BACKEND
+from monarch_hpc.tensor.worker.collectives.group import BACKEND
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
+from monarch_hpc.tensor.worker.collectives.staging import device_of
 
 __all__ = ["World"]
 
@@ -58,7 +59,8 @@ class World:
                 world_size=len(spec.ranks),
                 timeout=datetime.timedelta(seconds=groups.timeout_s),
             )
-            self.mesh = init_device_mesh("cpu", spec.sizes, mesh_dim_names=spec.names)
+            device_of(spec.device)  # torch would choose a GPU by the rank, did it not find one in use
+            self.mesh = init_device_mesh(spec.device, spec.sizes, mesh_dim_names=spec.names)
 
     def group_of(self, places: tuple[int, ...]) -> NamedGroup:
         """The process group of some ranks of this world; of all if empty."""

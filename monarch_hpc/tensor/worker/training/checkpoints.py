@@ -293,7 +293,7 @@ def new_like(like: Any, shape: tuple[int, ...], dtype: torch.dtype) -> DTensor:
     if isinstance(like, DTensor) and tuple(like.shape) == shape:
         placements = placements_on(ops.mesh, like)
     with torch.no_grad(), _disable_current_modes():
-        whole = torch.zeros((), dtype=dtype).expand(shape)
+        whole = torch.zeros((), dtype=dtype, device=ops.device).expand(shape)
         part = ops.wrap(whole).redistribute(placements=placements)._local_tensor.contiguous().clone()
         stride = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(part, ops.mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)

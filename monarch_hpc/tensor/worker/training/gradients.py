@@ -83,7 +83,7 @@ class SummedGradients:
             behind_local(torch.zeros_like(param) if grad is None else grad)
             for param, grad in zip(params, grads, strict=True)
         ]
-        used = torch.tensor([grad is not None for grad in grads], dtype=own[0].dtype)
+        used = torch.tensor([grad is not None for grad in grads], dtype=own[0].dtype, device=own[0].device)
         flat = torch.cat([*(one.reshape(-1) for one in own), used])
         for name in dims:
             dist.all_reduce(flat, group=self._mesh.get_group(name))

@@ -54,6 +54,7 @@ class HostedModule:
     def __init__(self, module: nn.Module, plan: ModulePlan) -> None:
         self.ops = current_ops()
         self.plan = plan
+        module.to(self.ops.device)
         self.batch_dims = batch_dims_of(plan.out_dims or (), self.ops.mesh.ndim)
         self._modules = list(module.modules())
         params = [_place(module, name) for name, _ in module.named_parameters()]

@@ -1,0 +1,83 @@
+"""Process groups of NCCL: all of this package that calls it. It was written without a GPU, and has never run on one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from monarch_hpc.tensor.worker.collectives.staging import device_of
+
+__all__ = ["Nccl", "group_with"]
+
+_Group: Any = dist.ProcessGroup
+
+
+class Nccl:
+    """The collectives of NCCL; see `devices.DeviceLibrary`.
+
+    Sends and receives are not among them: NCCL makes a communicator for each pair of ranks at the first one, for which
+    both must come at the same time.
+    """
+
+    name = "NCCL"
+    collectives = frozenset(
+        {
+            "allreduce",
+            "allreduce_coalesced",
+            "reduce",
+            "broadcast",
+            "allgather",
+            "_allgather_base",
+            "allgather_into_tensor_coalesced",
+            "reduce_scatter",
+            "_reduce_scatter_base",
+            "reduce_scatter_tensor_coalesced",
+            "alltoall_base",
+            "alltoall",
+            "scatter",
+            "gather",
+        }
+    )
+    reductions = frozenset(
+        {dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX}
+    )
+    dtypes = frozenset(
+        {
+            *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+            *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
+        }
+    )
+
+    def identity(self) -> str:
+        """The UUID of this rank's GPU."""
+        if not torch.cuda.is_available() or not dist.is_nccl_available():
+            return ""
+        return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+    def connect(self, store: Any, place: int, num: int, timeout: timedelta) -> Any:
+        """See `devices.DeviceLibrary`. The communicator is made here: made later, nothing would end the wait for it."""
+        nccl: Any = dist.ProcessGroupNCCL  # absent where torch was built without it
+        options = nccl.Options()
+        options._timeout = timeout
+        backend = nccl(store, place, num, options)
+        backend.eager_connect_single_device(device_of("cuda"))
+        return group_with(backend, "cuda", "NCCL", store, place, num)
+
+
+def group_with(backend: Any, kind: str, name: str, store: Any, place: int, num: int) -> Any:
+    """torch's process group with one backend, which has more methods than the backend.
+
+    Args:
+        backend: torch's.
+        kind: type of the device of its tensors.
+        name: of the backend's type.
+        store: the rendezvous.
+        place: this rank's place in the group.
+        num: number of ranks.
+    """
+    group: Any = _Group(store, place, num)
+    group._register_backend(torch.device(kind), getattr(_Group.BackendType, name), backend)
+    return group

@@ -1,0 +1,41 @@
+"""Tensors of a device on their way through host memory, which is pinned where the device copies from such faster."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["device_of", "to_device", "to_host"]
+
+_PINS = frozenset({"cuda"})
+"""Types of devices to which torch copies from pinned memory without another copy, and without waiting."""
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy in host memory; the bytes are there when it returns."""
+    with torch.no_grad():
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type in _PINS)
+        return host.copy_(tensor.detach())
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor in the memory of a device, once what was issued to its present stream before is done.
+
+    It is *host* itself if that is there already.
+    """
+    if host.device.type == device.type:
+        return host
+    with torch.no_grad():
+        # torch keeps pinned memory until the copy is done, also if nobody holds it any more.
+        staged = host.detach().pin_memory() if device.type in _PINS and not host.is_pinned() else host.detach()
+        return torch.empty_like(staged, device=device).copy_(staged, non_blocking=True)
+
+
+def device_of(kind: str) -> torch.device:
+    """The device of a type that this rank uses: the present one, of those that it was granted.
+
+    Raises:
+        RuntimeError: it has none.
+    """
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(f"torch {torch.__version__} does not reach a GPU")
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)

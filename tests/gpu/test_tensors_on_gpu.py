@@ -1,0 +1,45 @@
+"""Tensors of meshes on GPUs: collectives, a training, the same with CUDA graphs, and a heal; on one GPU and on two."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+_ROOT = Path(__file__).parents[2]
+_ALL = ("collectives", "trained", "graphed", "healed")
+
+
+def run(device: str, num: int, scenarios: tuple[str, ...]) -> None:
+    """Run scenarios of the drill, on as many procs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.tensor_drill", device, str(num), *scenarios],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0 and "passed" in done.stdout.splitlines(), f"status {done.returncode}:\n{done.stdout}"
+
+
+@pytest.mark.slow  # it starts procs for each scenario, twice
+def test_without_a_gpu_the_same_programs_pass_in_host_memory() -> None:
+    run("cpu", 2, _ALL)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scenario", _ALL)
+@pytest.mark.parametrize("num", [1, 2])
+def test_tensors_of_a_mesh_are_on_its_gpus(num: int, scenario: str) -> None:
+    found = torch.cuda.device_count()
+    if found < num:
+        pytest.skip(f"torch {torch.__version__} reaches {found} GPUs, of {num}")
+    run("cuda", num, (scenario,))
