@@ -63,14 +63,14 @@ def test_one_that_waits_is_not() -> None:
 
 
 def test_the_frames_of_all_threads_are_found() -> None:
-    # One that `threading` has not started, and of which it keeps an object for ever.
-    foreign: list[threading.Thread] = []
-    _thread.start_new_thread(lambda: foreign.append(threading.current_thread()), ())
-    wait_until("its end", lambda: foreign and foreign[0].native_id not in thread_ids())
     go = threading.Event()
     other = threading.Thread(target=go.wait, args=(_PATIENCE_S,))
     other.start()
     try:
+        # One that `threading` has not started, and of which it keeps an object for ever.
+        foreign: list[threading.Thread] = []
+        _thread.start_new_thread(lambda: foreign.append(threading.current_thread()), ())
+        wait_until("its end", lambda: foreign and foreign[0].native_id not in thread_ids())
         assert {other.ident, threading.get_ident()} <= thread_frames().keys()
     finally:
         go.set()
