@@ -61,9 +61,14 @@ def thread_frames() -> dict[int, FrameType]:
 
 
 def _started() -> set[int]:
-    """The kernel's ids of the threads of `threading`, but for the main one, which has its parent's after a fork."""
+    """The kernel's ids of the threads that `threading` has started; the main one has its parent's after a fork."""
     main = threading.main_thread()
-    return {thread.native_id for thread in threading.enumerate() if thread is not main and thread.native_id is not None}
+    return {
+        thread.native_id
+        for thread in threading.enumerate()
+        # A dummy stands for a thread of other origin, and may outlive it.
+        if not (thread is main or thread.native_id is None or isinstance(thread, threading._DummyThread))
+    }
 
 
 def _states() -> list[tuple[int, str]]:

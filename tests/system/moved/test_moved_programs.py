@@ -60,7 +60,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ALONE])
 def test_a_program_prints_what_it_printed_there(shared: dict[str, str], name: str) -> None:
-    assert printed(shared[name]) == wanted(name)
+    assert printed(shared[name]) == wanted(name), shared[name]
 
 
 @pytest.mark.parametrize("name", sorted(ALONE))

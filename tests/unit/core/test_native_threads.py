@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import subprocess
 import sys
 import threading
 
-from monarch_hpc.core.process.native_threads import thread_frames, wait_until_asleep
+from monarch_hpc.core.process.native_threads import thread_frames, thread_ids, wait_until_asleep
 from monarch_hpc.core.process.thread import Thread
+from monarch_hpc.testing import wait_until
 
 _PATIENCE_S = 60.0
 
@@ -64,9 +66,15 @@ def test_the_frames_of_all_threads_are_found() -> None:
     go = threading.Event()
     other = threading.Thread(target=go.wait, args=(_PATIENCE_S,))
     other.start()
-    assert {other.ident, threading.get_ident()} <= thread_frames().keys()
-    go.set()
-    other.join()
+    try:
+        # One that `threading` has not started, and of which it keeps an object for ever.
+        foreign: list[threading.Thread] = []
+        _thread.start_new_thread(lambda: foreign.append(threading.current_thread()), ())
+        wait_until("its end", lambda: foreign and foreign[0].native_id not in thread_ids())
+        assert {other.ident, threading.get_ident()} <= thread_frames().keys()
+    finally:
+        go.set()
+        other.join()
 
 
 def test_a_thread_that_ended_in_c_is_not_looked_at() -> None:

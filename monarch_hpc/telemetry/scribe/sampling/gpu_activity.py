@@ -1,4 +1,4 @@
-"""What the processors of NVIDIA GPUs did between two looks: NVML's GPM, which Hopper and later have.
+"""Reads what the processors of NVIDIA GPUs did between two looks: NVML's GPM, which Hopper and later have.
 
 The site's DCGM reads the same counters. So they are read only while somebody asks for them.
 """
