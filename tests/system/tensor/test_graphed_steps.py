@@ -81,8 +81,9 @@ def test_a_training_has_the_same_bits(mesh: Mesh, name: str) -> None:
             schedule.step()
         found.append(bits([*losses, *model.state_dict().values()]))
     assert found[0] == found[1]
-    assert all(why.endswith(TOLD[name]) for why in lowering(run)), run.lowering()
-    assert RawGraph.num_replays - num >= 2 * 5 * 2  # of two ranks, from the tenth step on, forwards and backwards
+    # Others may run as operators, where the allocator has moved what they get.
+    assert all(TOLD[name] in why for why in lowering(run)), run.lowering()
+    assert RawGraph.num_replays - num >= 2 * 5  # of two ranks, from the tenth step on
 
 
 @hypothesis.settings(max_examples=25)
