@@ -59,9 +59,7 @@ class End:
         self.lane = self.worker.open(self)
         self.epoll = select.epoll()
         self.epoll.register(self.worker.fd, select.EPOLLIN)
-        self.num_records = 0
-        self.num_bulk = 0
-        self.num_done = 0
+        self.num_records = self.num_bulk = self.num_done = self.num_wired = 0
         self.error = 0
         self.call_back: Callable[[], None] = lambda: None
         self.hear: Callable[[], str] = str
@@ -104,6 +102,8 @@ class End:
                     event[1].on_done()
             elif event[0] == self.ucx.ERROR:
                 self.error = event[2]
+            elif event[0] == self.ucx.WIRED:
+                self.num_wired += 1
 
     def _landed(self, landing: Buffer | MemoryError) -> None:
         if isinstance(landing, MemoryError):
@@ -310,6 +310,7 @@ def idle(libucp: str) -> None:
     with joined(libucp) as (end, _key, _address):
         exchange(end, 100)
         end.step(0.1)
+        end.until(lambda: end.num_wired == 1)
         before = end.worker.num_thread_wakes
         end.step(1.0)
         print(end.worker.num_thread_wakes - before)

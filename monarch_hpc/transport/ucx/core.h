@@ -200,24 +200,25 @@ static void mc_push_own(mc_lane *lane, mc_event *event, int kind, int status) {
     }
 }
 
+/* The same for callers that do not hold `events_lock`. */
+static void mc_lane_tell(mc_lane *lane, mc_event *event, int kind, int status) {
+    pthread_mutex_lock(&lane->worker->events_lock);
+    mc_push_own(lane, event, kind, status);
+    pthread_mutex_unlock(&lane->worker->events_lock);
+}
+
 /* Report that *lane* has failed: a message to or from its peer is lost, or the peer is. */
 static void mc_lane_failed(mc_lane *lane, int status) {
-    pthread_mutex_lock(&lane->worker->events_lock);
-    mc_push_own(lane, &lane->error, MC_EVENT_ERROR, status);
-    pthread_mutex_unlock(&lane->worker->events_lock);
+    mc_lane_tell(lane, &lane->error, MC_EVENT_ERROR, status);
 }
 
 static void mc_lane_is_wired(mc_lane *lane) {
     atomic_store(&lane->wired, 1);
-    pthread_mutex_lock(&lane->worker->events_lock);
-    mc_push_own(lane, &lane->connected, MC_EVENT_WIRED, MH_OK);
-    pthread_mutex_unlock(&lane->worker->events_lock);
+    mc_lane_tell(lane, &lane->connected, MC_EVENT_WIRED, MH_OK);
 }
 
 static void mc_lane_roomy(mc_lane *lane) {
-    pthread_mutex_lock(&lane->worker->events_lock);
-    mc_push_own(lane, &lane->room, MC_EVENT_ROOM, MH_OK);
-    pthread_mutex_unlock(&lane->worker->events_lock);
+    mc_lane_tell(lane, &lane->room, MC_EVENT_ROOM, MH_OK);
 }
 
 /* Take all events that were pushed, behind those that were given back. */
