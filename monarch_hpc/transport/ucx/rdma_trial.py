@@ -38,7 +38,9 @@ TRIAL_S = 60.0
 Channels use their sockets meanwhile."""
 
 _SILENT = {"UCX_UD_TIMEOUT": "10s"}
-"""Time after which UCX gives up a peer that does not answer, and ends the process: what the trial is to find out."""
+"""Time after which UCX gives up a peer that does not answer, and ends the process: what the trial is to find out.
+
+What the user has set stays."""
 
 _BYTES = 1 << 18
 """Moved by a get and by a put: more than fits into a message, so that queue pairs and keys are used."""
@@ -77,7 +79,8 @@ def find_rdma_fault(library: str, variables: Mapping[str, str], environ: Mapping
 
 
 def _try(library: str, variables: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    environment = {**environ, **variables, **_SILENT, "UCX_LOG_LEVEL": "error", "UCX_LOG_FILE": "stderr"}
+    silent = {name: environ.get(name, value) for name, value in _SILENT.items()}
+    environment = {**environ, **variables, **silent, "UCX_LOG_LEVEL": "error", "UCX_LOG_FILE": "stderr"}
     try:
         trial = launch(
             [sys.executable, "-P", "-m", __name__, library],
