@@ -18,7 +18,7 @@ from monarch_hpc.tensor.ops.infer import infer
 from monarch_hpc.tensor.testing import local_mesh
 
 pytestmark = pytest.mark.usefixtures("procs")
-"""What starts with the first mesh of a process outlives a test."""
+"""Some threads and files start with the first mesh of a process, and outlive a test."""
 
 
 @pytest.fixture

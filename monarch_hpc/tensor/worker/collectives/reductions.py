@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from monarch_hpc.tensor.stream.records import CollectiveSpec
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup, options_with
+from monarch_hpc.tensor.worker.collectives.staging import HOST
 
 __all__ = ["alone", "reduced"]
 
@@ -30,7 +31,6 @@ _OPS: dict[str, Any] = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-_HOST = torch.device("cpu")
 _SUMS = frozenset({"sum", "avg"})
 _ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda rows: rows.sum(0, dtype=rows.dtype),
@@ -68,7 +68,7 @@ def reduced(
     op = _OPS[spec.reduction] if name == "allreduce" else None
     place = group.place_of(spec.device, name, like.dtype, op)
     value = torch.zeros_like(like, device=place) if given is None else given.detach().to(place).contiguous()
-    if place == _HOST == torch.device(spec.device) and spec.reduction in _SUMS and op and value.is_floating_point():
+    if place == HOST == torch.device(spec.device) and spec.reduction in _SUMS and op and value.is_floating_point():
         result, all_well = _sum(group, value, root)
         if spec.reduction == "avg":
             result = result / num

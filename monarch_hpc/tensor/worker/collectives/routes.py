@@ -11,11 +11,10 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from monarch_hpc.tensor.worker.collectives.devices import DeviceBackend, DeviceLibrary
 from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend
-from monarch_hpc.tensor.worker.collectives.staging import device_of, to_host
+from monarch_hpc.tensor.worker.collectives.staging import HOST, device_of, to_host
 
 __all__ = ["CollectiveRoutes"]
 
-_HOST = torch.device("cpu")
 _IN_PLACE = frozenset({"allreduce", "allreduce_coalesced", "reduce", "broadcast"})
 """Collectives whose first argument is both given and result; of others it is the result, of `send` it is given."""
 
@@ -47,7 +46,7 @@ class CollectiveRoutes:
     def issue(self, name: str, *arguments: Any) -> Any:
         """Begin a collective, where its tensors are."""
         kind = _kind_of(arguments)
-        if not kind or (kind == _HOST.type and kind not in self._libraries):
+        if not kind or (kind == HOST.type and kind not in self._libraries):
             return self.host.issue(name, *arguments)
         dtypes = {leaf.dtype for leaf in tree_iter(arguments) if isinstance(leaf, torch.Tensor)}
         device = self._device(kind, name, dtypes, getattr(arguments[-1], "reduceOp", None))
@@ -58,21 +57,21 @@ class CollectiveRoutes:
 
     def issue_to_peer(self, name: str, tensors: list[torch.Tensor], *arguments: Any) -> Any:
         """Begin a send or a receive, which goes by way of host memory."""
-        if tensors[0].device.type == _HOST.type and _HOST.type not in self._libraries:
+        if tensors[0].device.type == HOST.type and HOST.type not in self._libraries:
             return self.host.issue_to_peer(name, tensors, *arguments)
         hosted, back = _staged(name, (tensors, *arguments))
         return self.host.issue_to_peer(name, *hosted, after=back)
 
     def place_of(self, kind: str, name: str, dtypes: set[torch.dtype], reduction: Any) -> torch.device:
         """Where a collective on tensors of a type of device is done: there, or in host memory."""
-        return _HOST if self._device(kind, name, dtypes, reduction) is None else device_of(kind)
+        return HOST if self._device(kind, name, dtypes, reduction) is None else device_of(kind)
 
     def _device(self, kind: str, name: str, dtypes: set[torch.dtype], reduction: Any) -> DeviceBackend | None:
         """The backend of a type of device, made at the first call; None if it cannot do this collective.
 
         The ranks of a group make their calls in one order, so that all make it at the same point.
         """
-        if kind == _HOST.type and kind not in self._libraries:
+        if kind == HOST.type and kind not in self._libraries:
             return None
         with self._lock:
             if kind not in self._connected:

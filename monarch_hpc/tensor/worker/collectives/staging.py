@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["device_of", "to_device", "to_host"]
+__all__ = ["HOST", "device_of", "to_device", "to_host"]
+
+HOST = torch.device("cpu")
+"""Host memory."""
 
 _PINS = frozenset({"cuda"})
 """Types of devices to which torch copies from pinned memory without another copy, and without waiting."""

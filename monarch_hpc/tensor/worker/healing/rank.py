@@ -24,7 +24,7 @@ from monarch_hpc.tensor.worker.values import Failure, Values
 __all__ = ["Halted", "RankHealing"]
 
 _LIBRARIES = ("gloo", "NCCL")
-"""What errors of collectives name."""
+"""Names in the errors of collectives."""
 
 
 class Halted(Exception):
@@ -77,9 +77,8 @@ class RankHealing:
 
     def _is_missed(self, error: BaseException) -> bool:
         """Whether an operation failed because of other ranks."""
-        return (
-            bool(self._groups.cause) or "gloo" in str(error) or "NCCL" in str(error) or isinstance(error, MonarchError)
-        )
+        named = any(library in str(error) for library in _LIBRARIES)
+        return bool(self._groups.cause) or named or isinstance(error, MonarchError)
 
     def commit(self, version: int, mark: int) -> None:
         """Take part in a commit: none is done unless all ranks have executed all that was issued before.

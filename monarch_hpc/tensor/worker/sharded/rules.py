@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from monarch_hpc.tensor.worker.collectives.staging import to_device, to_host
+from monarch_hpc.tensor.worker.collectives.staging import HOST, to_device, to_host
 from monarch_hpc.tensor.worker.healing.journal import Journal
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.own_rules import OWN_RULES
@@ -31,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 __all__ = ["ShardedOps", "is_refusal", "is_regular"]
 
-HOST = torch.device("cpu")
 _PLAIN = (Replicate, Shard, Partial)
 _RULES = "torch/distributed/tensor/"
 _RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"})

@@ -17,7 +17,7 @@ from monarch_hpc.tensor.worker.lowered.trace import Call
 __all__ = ["RECORDERS", "Stretch", "describe", "plan"]
 
 RECORDERS: dict[str, GraphRecorder] = {"cuda": CudaGraph}
-"""What makes graphs, by type of device."""
+"""Makers of graphs, by type of device."""
 
 
 class Stretch(NamedTuple):
