@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
 
-_ROOT = Path(__file__).parents[2]
+from tests.gpu.drills import run_drill
+
 _ALL = ("collectives", "trained", "graphed", "healed")
 
 
 def run(device: str, num: int, scenarios: tuple[str, ...]) -> None:
     """Run scenarios of the drill, on as many procs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.tensor_drill", device, str(num), *scenarios],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0 and "passed" in done.stdout.splitlines(), f"status {done.returncode}:\n{done.stdout}"
+    run_drill("tensor_drill", device, str(num), *scenarios)
 
 
 @pytest.mark.slow  # it starts procs for each scenario, twice

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from tests.gpu.drills import run_drill
 from tests.gpu.torch_drill import Scenario, busy_streams, killed, parameters, states, threads
 from tests.ucx.device import MISSING
 
-_ROOT = Path(__file__).parents[2]
 _ALL: list[Scenario] = [parameters, busy_streams, states, threads, killed]
 
 
@@ -27,18 +23,7 @@ def _obstacle() -> str:
 
 
 def run(device: str, path: str, scenarios: list[Scenario], **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.torch_drill", device, path, *(one.__name__ for one in scenarios)],
-        cwd=_ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0 and "passed" in done.stdout.splitlines(), f"status {done.returncode}:\n{done.stdout}"
-    return done.stdout
+    return run_drill("torch_drill", device, path, *(one.__name__ for one in scenarios), **environment)
 
 
 @pytest.mark.slow  # it imports torch in three processes
