@@ -13,25 +13,23 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch import nn
 
 from benchmarks.grid_training import GridTraining
 from monarch_hpc import Actor, ProcMesh, endpoint
-from monarch_hpc.distributed import Mesh, distribute, heal_mesh, module_to_mesh
-from monarch_hpc.exceptions import DeviceMeshError, RemoteOpError
+from monarch_hpc.distributed import Mesh, distribute
+from monarch_hpc.exceptions import RemoteOpError
 from monarch_hpc.tensor.testing import local_mesh
 from monarch_hpc.tensor.worker.lowered.graphs.plan import RECORDERS
-from tests.system.tensor.deaths import die
-from tests.system.tensor.lowered import bits, lowering
-from tests.system.tensor.test_lowered_steps import NETWORKS, STEPS, random_step
+from tests.system.tensor.lowered import NETWORKS, bits, lose_a_rank, lowering, train
+from tests.system.tensor.test_lowered_steps import STEPS, random_step
 from tests.unit.tensor.raw_graph import RawGraph
 
 TOLD = {
-    "dropout": "6 collectives, 1 random numbers, which are those of a generator of the CPU",
-    "batchnorm": "12 collectives",
-    "layernorm": "15 collectives",
+    "dropout": ("6 collectives", "1 random numbers, which are those of a generator of the CPU"),
+    "batchnorm": ("12 collectives",),
+    "layernorm": ("15 collectives",),
 }
-"""Which operators of trainings are not in graphs."""
+"""Operators of trainings that are not in graphs, by network."""
 
 NUM_CALLS = 11
 """Enough for the last ones to be replayed by graphs."""
@@ -56,33 +54,12 @@ def mesh(procs: ProcMesh) -> Iterator[Mesh]:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_training_has_the_same_bits(mesh: Mesh, name: str) -> None:
-    found = []
-    for graphs in (False, True):
-        torch.manual_seed(3)
-        mesh.manual_seed(4)
-        model = module_to_mesh(NETWORKS[name](), mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
-
-        def step(batch: Any, target: Any, model: Any = model, optimizer: Any = optimizer) -> Any:
-            loss = nn.functional.cross_entropy(model(batch), target)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            return loss
-
-        run: Any = mesh.capture(step, graphs=True) if graphs else step
-        losses = []
-        num = RawGraph.num_replays
-        for turn in range(14):
-            batch = distribute(torch.randn(8, 6), mesh, ["dp"])
-            losses.append(run(batch, distribute(torch.arange(8) % 3 * (turn % 2), mesh, ["dp"])))
-            schedule.step()
-        found.append(bits([*losses, *model.state_dict().values()]))
-    assert found[0] == found[1]
+    as_written, _ = train(mesh, name, lambda step: step, 14)
+    num = RawGraph.num_replays
+    graphed, run = train(mesh, name, lambda step: mesh.capture(step, graphs=True), 14)
+    assert as_written == graphed
     # Others may run as operators, where the allocator has moved what they get.
-    assert all(TOLD[name] in why for why in lowering(run)), run.lowering()
+    assert all(reason in why for why in lowering(run) for reason in TOLD[name]), run.lowering()
     assert RawGraph.num_replays - num >= 2 * 5  # of two ranks, from the tenth step on
 
 
@@ -210,16 +187,8 @@ def test_a_death_among_graphs_is_healed_exactly(grid_of_its_own: ProcMesh) -> No
     expected = [undisturbed.step(*batch) for batch in undisturbed.batches]
     training = GridTraining(mesh, num, captured=True)
     training.on_ranks = mesh.capture(training._on_ranks, graphs=True)
-    losses: list[float] = []
-    deaths = 0
-    while len(losses) < num:
-        try:
-            if len(losses) == at and not deaths:
-                assert all(graphed.num_replays.call().get(60).values())
-                die(mesh, 3)
-            losses.append(training.step(*training.batches[len(losses)]))
-        except DeviceMeshError:
-            deaths += 1
-            heal_mesh(mesh)
-    assert deaths == 1 and losses == expected
-    assert all(map(torch.equal, training.state(), undisturbed.state()))
+
+    def check() -> None:
+        assert all(graphed.num_replays.call().get(60).values())
+
+    lose_a_rank(mesh, training, at, check, undisturbed, expected)

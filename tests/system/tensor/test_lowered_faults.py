@@ -13,11 +13,10 @@ from torch import nn
 
 from benchmarks.grid_training import GridTraining
 from monarch_hpc import Actor, ProcMesh, endpoint
-from monarch_hpc.distributed import Mesh, distribute, heal_mesh
-from monarch_hpc.exceptions import DeviceMeshError, RemoteOpError
+from monarch_hpc.distributed import Mesh, distribute
+from monarch_hpc.exceptions import RemoteOpError
 from monarch_hpc.tensor.worker.lowered import replays
-from tests.system.tensor.deaths import die
-from tests.system.tensor.lowered import NUM_CALLS, bits, lowering
+from tests.system.tensor.lowered import NUM_CALLS, bits, lose_a_rank, lowering
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +66,11 @@ def test_a_death_among_steps_below_dtensor_is_healed_exactly(grid_of_its_own: Pr
     undisturbed = GridTraining(mesh, num)
     expected = [undisturbed.step(*batch) for batch in undisturbed.batches]
     training = GridTraining(mesh, num, captured=True)
-    losses: list[float] = []
-    deaths = 0
-    while len(losses) < num:
-        try:
-            if len(losses) == at and not deaths:
-                assert lowering(training.on_ranks) == {""}
-                die(mesh, 3)
-            losses.append(training.step(*training.batches[len(losses)]))
-        except DeviceMeshError:
-            deaths += 1
-            heal_mesh(mesh)
-    assert deaths == 1 and losses == expected
-    assert all(map(torch.equal, training.state(), undisturbed.state()))
+
+    def check() -> None:
+        assert lowering(training.on_ranks) == {""}
+
+    lose_a_rank(mesh, training, at, check, undisturbed, expected)
 
 
 class Recorded(Actor):

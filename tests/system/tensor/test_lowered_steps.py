@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from monarch_hpc import ProcMesh
-from monarch_hpc.distributed import Mesh, distribute, module_to_mesh
+from monarch_hpc.distributed import Mesh, distribute
 from monarch_hpc.tensor import remote
-from tests.system.tensor.lowered import NUM_CALLS, bits, lowering
+from tests.system.tensor.lowered import NETWORKS, NUM_CALLS, bits, lowering, train
 
 
 @pytest.fixture(scope="module")
@@ -26,39 +26,12 @@ def mesh(procs: ProcMesh) -> Mesh:
     return Mesh(procs=procs, commit=False)
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "dropout": lambda: nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.25), nn.Linear(16, 3)),
-    "batchnorm": lambda: nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)),
-    "layernorm": lambda: nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 3)),
-}
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_training_has_the_same_bits(mesh: Mesh, name: str) -> None:
-    found = []
-    for wrap in (lambda step: step, lambda step: mesh.capture(step, lower=False), mesh.capture):
-        torch.manual_seed(3)
-        mesh.manual_seed(4)
-        model = module_to_mesh(NETWORKS[name](), mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
-
-        def step(batch: Any, target: Any, model: Any = model, optimizer: Any = optimizer) -> Any:
-            loss = nn.functional.cross_entropy(model(batch), target)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            return loss
-
-        run = wrap(step)
-        losses = []
-        for turn in range(10):
-            batch = distribute(torch.randn(8, 6), mesh, ["dp"])
-            losses.append(run(batch, distribute(torch.arange(8) % 3 * (turn % 2), mesh, ["dp"])))
-            schedule.step()
-        found.append(bits([*losses, *model.state_dict().values()]))
-    assert found[0] == found[1] == found[2]
+    as_written, _ = train(mesh, name, lambda step: step, 10)
+    recorded, _ = train(mesh, name, lambda step: mesh.capture(step, lower=False), 10)
+    lowered, run = train(mesh, name, mesh.capture, 10)
+    assert as_written == recorded == lowered
     assert lowering(run) == {""}
 
 
