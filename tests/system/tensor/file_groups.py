@@ -44,7 +44,7 @@ class GlooLibrary:
         """See `devices.DeviceLibrary`."""
         return self._identity
 
-    def connect(self, store: Any, place: int, num: int, timeout: timedelta) -> Any:
+    def connect(self, store: Any, place: int, num: int, timeout: timedelta, device: torch.device) -> Any:
         """Likewise."""
         gloo = _untyped.ProcessGroupGloo
         options = gloo._Options()
@@ -52,13 +52,13 @@ class GlooLibrary:
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         ports = listening_ports() - before
         options._timeout = timeout
-        group = group_with(gloo(store, place, num, options), "cpu", "GLOO", store, place, num)
+        group = group_with(gloo(store, place, num, options), device.type, "GLOO", store, place, num)
         self.made.append(_Abortable(group, ports))
         return self.made[-1]
 
 
 class _Abortable:
-    """A group whose abort ends its connections; gloo's own does nothing."""
+    """A group whose abort ends its connections; gloo's own does nothing. Like NCCL's it gives works if asked to."""
 
     def __init__(self, group: Any, ports: set[int]) -> None:
         self._group = group
@@ -66,7 +66,13 @@ class _Abortable:
         self.is_aborted = Event()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._group, name)
+        found = getattr(self._group, name)
+
+        def call(*arguments: Any) -> Any:
+            work = found(*arguments)
+            return work if arguments[-1].asyncOp else None
+
+        return call if name in Nccl.collectives else found
 
     def abort(self) -> None:
         """End them."""

@@ -12,8 +12,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+import torch.distributed as dist
 
 from monarch_hpc.tensor.stream.records import CollectiveSpec
+from monarch_hpc.tensor.worker.collectives.named import options_with
 from monarch_hpc.tensor.worker.collectives.staging import to_device, to_host
 from tests.system.tensor.file_groups import BOTH, FileGroups, GlooLibrary
 
@@ -138,6 +140,47 @@ def test_an_abort_ends_waits_for_devices_and_all_groups(pool: ThreadPoolExecutor
     _on_both(pool, both, lambda groups, rank: groups.of(BOTH).allreduce([sums[rank]]).wait())
     assert sums == [torch.tensor([2.0])] * 2
     assert [len(one.made) for one in libraries] == [2, 2]  # each epoch has groups of its own
+    for groups in both:
+        groups.close("the test is over")
+
+
+def test_synchronous_collectives_can_be_waited_for_too(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """torch's own functions ask for no work, of which NCCL then gives none."""
+    both = _pair(tmp_path, _libraries())
+
+    def add(groups: FileGroups, rank: int) -> list[float]:
+        x, options = torch.full((3,), rank + 1.0), options_with(dist.ReduceOp.SUM)
+        options.asyncOp = False
+        groups.of(BOTH).allreduce([x], options).wait()
+        groups.drain()
+        return x.tolist()
+
+    assert _on_both(pool, both, add) == [[3.0] * 3] * 2
+    for groups in both:
+        groups.close("the test is over")
+
+
+def test_what_has_connected_after_an_abort_is_aborted_too(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+    libraries = _libraries()
+    both = _pair(tmp_path, libraries)
+    made = _on_both(pool, both, lambda groups, _: groups.of(BOTH))
+
+    def begin(groups: FileGroups, rank: int) -> None:
+        waits: Any = groups.waits
+        call = waits.call
+
+        def late(connect: Callable[[], T]) -> T:
+            found: T = call(connect)
+            waits.cause = "rank 1 died"  # after the last look of that wait
+            return found
+
+        waits.call = late
+        made[rank].allreduce([torch.ones(1)])
+
+    for found in [pool.submit(begin, both[rank], rank) for rank in BOTH]:
+        with pytest.raises(RuntimeError, match="rank 1 died"):
+            found.result(_PATIENCE_S)
+    assert all(library.made[0].is_aborted.wait(_PATIENCE_S) for library in libraries)
     for groups in both:
         groups.close("the test is over")
 

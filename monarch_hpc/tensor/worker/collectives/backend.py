@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from monarch_hpc.tensor.worker.collectives.devices import LIBRARIES, DeviceBackend, DeviceLibrary, meet
+from monarch_hpc.tensor.worker.collectives.devices import LIBRARIES, DeviceBackend, DeviceBackends, DeviceLibrary
 from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend
 from monarch_hpc.tensor.worker.collectives.group import BACKEND, RankGroup
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
@@ -47,7 +47,8 @@ class DefaultGroups:
     def __init__(self, address: str) -> None:
         self._address = address
         self._waits = Waits()
-        self._backends: list[GlooBackend | DeviceBackend] = []
+        self._backends: list[GlooBackend] = []
+        self._devices = DeviceBackends()
         self._device: Any = None
 
     def join(self, store: Any, rank: int, num: int, timeout: timedelta) -> None:
@@ -76,10 +77,8 @@ class DefaultGroups:
 
         def connect(kind: str, library: DeviceLibrary | None) -> DeviceBackend | None:
             on_devices: Any = dist.PrefixStore(f"{kind}/", store)  # type: ignore[attr-defined]  # torch does not declare it
-            made = meet(library, on_devices, rank, num, self._waits, torch_options.timeout.total_seconds())
-            if made is not None:
-                self._backends.append(made)
-            return made
+            timeout_s = torch_options.timeout.total_seconds()
+            return self._devices.meet(kind, library, on_devices, rank, num, self._waits, timeout_s)
 
         return RankGroup(CollectiveRoutes(backend, LIBRARIES, connect), rank, num)
 
@@ -88,12 +87,11 @@ class DefaultGroups:
         if self._make_group in _default:
             _default.clear()
         self._waits.abort(cause)
-        for backend in list(self._backends):
-            if isinstance(backend, DeviceBackend):
-                backend.abort()
+        self._devices.abort()
 
     def retire(self) -> None:
         """Give up the groups, which torch has forgotten."""
         for backend in self._backends:
             backend.retire()
         self._backends.clear()
+        self._devices.retire()

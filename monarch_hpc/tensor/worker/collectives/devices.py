@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from threading import Lock
 from time import monotonic, sleep
 from typing import Any, Protocol
 
@@ -19,9 +20,10 @@ import torch.distributed as dist
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.core.text.description import text_of
 from monarch_hpc.tensor.worker.collectives.nccl import Nccl
+from monarch_hpc.tensor.worker.collectives.staging import device_of
 from monarch_hpc.tensor.worker.collectives.waits import Waits
 
-__all__ = ["LIBRARIES", "DeviceBackend", "DeviceLibrary", "meet"]
+__all__ = ["LIBRARIES", "DeviceBackend", "DeviceBackends", "DeviceLibrary"]
 
 _Work: Any = dist.Work
 _NO_LIMIT = timedelta(0)
@@ -50,8 +52,8 @@ class DeviceLibrary(Protocol):
         """What tells this rank's device from all others; empty if this rank has none for the library."""
         ...
 
-    def connect(self, store: Any, place: int, num: int, timeout: timedelta) -> Any:
-        """torch's process group, connected; returns when all ranks of the group have called it."""
+    def connect(self, store: Any, place: int, num: int, timeout: timedelta, device: torch.device) -> Any:
+        """torch's process group, connected; on any thread. Returns when all ranks of the group have called it."""
         ...
 
 
@@ -59,30 +61,73 @@ LIBRARIES: dict[str, DeviceLibrary] = {"cuda": Nccl()}
 """Libraries by type of device; tensors of other devices go by way of host memory."""
 
 
-def meet(
-    library: DeviceLibrary | None, store: Any, place: int, num: int, waits: Waits, timeout_s: float
-) -> DeviceBackend | None:
-    """Meet the other ranks of a group for collectives on devices.
+class DeviceBackends:
+    """The process groups on devices of one rank, and the way to make one."""
 
-    Args:
-        library: for the device; None if there is none.
-        store: a rendezvous of this group and type of device.
-        place: this rank's place in the group.
-        num: number of ranks.
-        waits: of the epoch.
-        timeout_s: longest wait for a collective.
+    def __init__(self) -> None:
+        self._found: list[DeviceBackend] = []
+        self._lock = Lock()
 
-    Returns:
-        The backend; None on all ranks if one has no device, or two have the same, which libraries refuse: then tensors
-        go by way of host memory.
-    """
-    store.set(f"device/{place}", "" if library is None else library.identity())
-    devices = store.multi_get([f"device/{one}" for one in range(num)])
-    if library is None or not all(devices) or len(set(devices)) < num:
-        return None
-    timeout = timedelta(seconds=timeout_s)
-    group = waits.call(lambda: library.connect(store, place, num, timeout))
-    return DeviceBackend(group, store, library, waits, timeout_s)
+    def meet(
+        self, kind: str, library: DeviceLibrary | None, store: Any, place: int, num: int, waits: Waits, timeout_s: float
+    ) -> DeviceBackend | None:
+        """Meet the other ranks of a group for collectives on devices; of a thread whose present device is to be used.
+
+        Args:
+            kind: type of the devices.
+            library: for them; None if there is none.
+            store: a rendezvous of this group and type of device.
+            place: this rank's place in the group.
+            num: number of ranks.
+            waits: of the epoch.
+            timeout_s: longest wait for a collective.
+
+        Returns:
+            The backend; None on all ranks if one has no device, or two have the same, which libraries refuse: then
+            tensors go by way of host memory.
+
+        Raises:
+            RuntimeError: of an abort, also of one that came before the backend was there to be aborted.
+        """
+        store.set(f"device/{place}", "" if library is None else library.identity())
+        devices = store.multi_get([f"device/{one}" for one in range(num)])
+        if library is None or not all(devices) or len(set(devices)) < num:
+            return None
+        # Each thread has a present device of its own, and that of the one that connects is the first.
+        connect = partial(library.connect, store, place, num, timedelta(seconds=timeout_s), device_of(kind))
+        made = DeviceBackend(waits.call(connect), store, library, waits, timeout_s)
+        with self._lock:
+            self._found.append(made)
+        if waits.cause:
+            made.abort()
+            raise RuntimeError(waits.cause)
+        return made
+
+    def abort(self) -> None:
+        """End what is under way on devices, once the waits have ended; from any thread, without waiting for it."""
+        for one in self._all():
+            one.abort()
+
+    def drain(self) -> None:
+        """See `DeviceBackend.drain`."""
+        for one in self._all():
+            one.drain()
+
+    def settle(self, until: float) -> None:
+        """See `DeviceBackend.settle`."""
+        for one in self._all():
+            one.settle(until)
+
+    def retire(self) -> None:
+        """Give up the groups."""
+        with self._lock:
+            found, self._found = self._found, []
+        for one in found:
+            one.retire()
+
+    def _all(self) -> list[DeviceBackend]:
+        with self._lock:
+            return list(self._found)
 
 
 class DeviceBackend:
@@ -103,6 +148,7 @@ class DeviceBackend:
         self._waits = waits
         self._timeout_s = timeout_s
         self._under_way: dict[Any, None] = {}
+        self._ending: Thread | None = None
 
     def has(self, name: str, dtypes: set[torch.dtype], reduction: Any) -> bool:
         """Whether it can do a collective; alike on all ranks.
@@ -122,6 +168,7 @@ class DeviceBackend:
     def issue(self, name: str, *arguments: Any) -> DeviceWork:
         """Begin a collective."""
         self.check()
+        arguments[-1].asyncOp = True  # else, as torch's synchronous functions want it, NCCL returns no work
         work = getattr(self._group, name)(*arguments)
         self._under_way[work] = None
         return DeviceWork(work, self.check)
@@ -130,12 +177,13 @@ class DeviceBackend:
         """Raise what has failed, or the cause of an abort."""
         self._waits.check()
         for work in list(self._under_way):
-            if work.is_completed():
-                self._under_way.pop(work, None)
-                error = work.exception()  # NCCL's works do not say whether they are a success
-                if error is not None:
-                    self._waits.check()  # it has failed because of the abort
-                    raise RuntimeError(f"{self._library.name}: {text_of(error)}")
+            if not work.is_completed():
+                return  # those behind it are on the same stream, and an error is the whole group's
+            self._under_way.pop(work, None)
+            error = work.exception()  # NCCL's works do not say whether they are a success
+            if error is not None:
+                self._waits.check()  # it has failed because of the abort
+                raise RuntimeError(f"{self._library.name}: {text_of(error)}")
 
     def drain(self) -> None:
         """Wait until all collectives have ended.
@@ -158,12 +206,16 @@ class DeviceBackend:
     def abort(self) -> None:
         """End what is under way on the device; from any thread, without waiting for it."""
         group = self._group
-        if group is not None:
-            Thread(partial(_abort, group))
+        if group is not None and self._ending is None:
+            self._ending = Thread(partial(_abort, group))
 
     def settle(self, until: float) -> None:
         """Wait for what was aborted to end, until a time of the monotonic clock."""
-        while any(not work.is_completed() for work in list(self._under_way)) and monotonic() < until:
+        if self._ending is not None:
+            self._ending.join(max(0.0, until - monotonic()))
+            if self._ending.alive:  # NCCL's works would wait for it, too, and torch with the interpreter's lock
+                return
+        while not all(map(_has_ended, list(self._under_way))) and monotonic() < until:
             sleep(_SETTLE_STEP_S)
 
     def retire(self) -> None:
@@ -177,6 +229,13 @@ class DeviceBackend:
 def _abort(group: Any) -> None:
     with contextlib.suppress(Exception):  # it was aborted before, or its device is lost
         group.abort()
+
+
+def _has_ended(work: Any) -> bool:
+    try:
+        return bool(work.is_completed())
+    except Exception:  # noqa: BLE001 of a device that is lost, on which nothing runs any more; the next operator says so
+        return True
 
 
 class DeviceWork(_Work):  # type: ignore[misc]  # torch does not declare it

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.records import CollectiveSpec
-from monarch_hpc.tensor.worker.collectives.devices import LIBRARIES, DeviceBackend, DeviceLibrary, meet
+from monarch_hpc.tensor.worker.collectives.devices import LIBRARIES, DeviceBackend, DeviceBackends, DeviceLibrary
 from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend
 from monarch_hpc.tensor.worker.collectives.group import RankGroup
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
@@ -94,7 +94,7 @@ class Groups:
         self._lock = Lock()
         self._waits = Waits()
         self._backends: list[GlooBackend] = []
-        self._devices: list[DeviceBackend] = []
+        self._devices = DeviceBackends()
         self.cause = ""
 
     def abort(self, cause: str, epoch: int | None = None) -> bool:
@@ -113,8 +113,7 @@ class Groups:
             self.cause, self._ended = cause, max(self._ended, ended)
             self._waits.abort(cause)
             cut_connections(set(self._ports))
-            for one in list(self._devices):
-                one.abort()
+            self._devices.abort()
             return True
 
     @property
@@ -143,9 +142,7 @@ class Groups:
         until = monotonic() + _LAST_WRITE_S
         for one in self._backends:
             one.settle(until)
-        until = monotonic() + _SETTLE_S
-        for device in self._devices:
-            device.settle(until)
+        self._devices.settle(monotonic() + _SETTLE_S)
 
     def begin(self, epoch: int, addresses: dict[int, str]) -> None:
         """Begin anew: groups are made again, with others that do so, too.
@@ -177,10 +174,8 @@ class Groups:
     def _give_up(self) -> None:
         for one in self._backends:
             one.retire()
-        for device in self._devices:
-            device.retire()
+        self._devices.retire()
         self._backends.clear()
-        self._devices.clear()
         self._groups.clear()
         self._sent.clear()
         self._sent_bytes = 0
@@ -200,8 +195,7 @@ class Groups:
         Raises:
             RuntimeError: one has failed, or is late; or the cause of an abort.
         """
-        for device in self._devices:
-            device.drain()
+        self._devices.drain()
 
     def flush_sends(self, num: int = 0, num_bytes: int = 0) -> None:
         """Wait until what was sent has left, the oldest first, but for as many messages and bytes."""
@@ -253,15 +247,7 @@ class Groups:
         """Meet the other ranks for collectives on devices; of the worker's thread, or of one that it waits for."""
         waits.check()  # the group may be of an epoch that has ended
         store = self.store(ranks[0], f"{kind}/{'-'.join(map(str, ranks))}/")
-        made = meet(library, store, ranks.index(self._rank), len(ranks), waits, self.timeout_s)
-        if made is not None:
-            with self._lock:
-                self._devices.append(made)
-                cause = waits.cause
-            if cause:  # the abort came before it was in the list
-                made.abort()
-                raise RuntimeError(cause)
-        return made
+        return self._devices.meet(kind, library, store, ranks.index(self._rank), len(ranks), waits, self.timeout_s)
 
     # ---- reductions ----
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from monarch_hpc.tensor.worker.collectives.staging import device_of
+from monarch_hpc.core.machine.procfs import read_boot_id
 
 __all__ = ["Nccl", "group_with"]
 
@@ -52,19 +52,24 @@ class Nccl:
     )
 
     def identity(self) -> str:
-        """The UUID of this rank's GPU."""
+        """Where this rank's GPU is.
+
+        NCCL, up to its version 2.29, refuses two ranks at one PCI address of a machine, also those on parts of one GPU,
+        each of which has a UUID.
+        """
         if not torch.cuda.is_available() or not dist.is_nccl_available():
             return ""
-        return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return f"{read_boot_id()} {found.pci_domain_id:x}:{found.pci_bus_id:x}:{found.pci_device_id:x}"
 
-    def connect(self, store: Any, place: int, num: int, timeout: timedelta) -> Any:
+    def connect(self, store: Any, place: int, num: int, timeout: timedelta, device: torch.device) -> Any:
         """See `devices.DeviceLibrary`. The communicator is made here: made later, nothing would end the wait for it."""
         nccl: Any = dist.ProcessGroupNCCL  # absent where torch was built without it
         options = nccl.Options()
         options._timeout = timeout
         backend = nccl(store, place, num, options)
-        backend.eager_connect_single_device(device_of("cuda"))
-        return group_with(backend, "cuda", "NCCL", store, place, num)
+        backend.eager_connect_single_device(device)
+        return group_with(backend, device.type, "NCCL", store, place, num)
 
 
 def group_with(backend: Any, kind: str, name: str, store: Any, place: int, num: int) -> Any:
