@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from monarch_hpc.tensor.worker.collectives.devices import DeviceBackend, DeviceLibrary
 from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend
-from monarch_hpc.tensor.worker.collectives.staging import HOST, device_of, to_host
+from monarch_hpc.tensor.worker.collectives.staging import HOST, device_of, present_stream, to_host
 
 __all__ = ["CollectiveRoutes"]
 
@@ -45,21 +45,23 @@ class CollectiveRoutes:
 
     def issue(self, name: str, *arguments: Any) -> Any:
         """Begin a collective, where its tensors are."""
-        kind = _kind_of(arguments)
-        if not kind or (kind == HOST.type and kind not in self._libraries):
+        given = _device_among(arguments)
+        kind = "" if given is None else given.type
+        if given is None or (kind == HOST.type and kind not in self._libraries):
             return self.host.issue(name, *arguments)
         dtypes = {leaf.dtype for leaf in tree_iter(arguments) if isinstance(leaf, torch.Tensor)}
         device = self._device(kind, name, dtypes, getattr(arguments[-1], "reduceOp", None))
         if device is not None:
             return device.issue(name, *arguments)
-        hosted, back = _staged(name, arguments)
+        hosted, back = _staged(name, arguments, given)
         return self.host.issue(name, *hosted, after=back)
 
     def issue_to_peer(self, name: str, tensors: list[torch.Tensor], *arguments: Any) -> Any:
         """Begin a send or a receive, which goes by way of host memory."""
-        if tensors[0].device.type == HOST.type and HOST.type not in self._libraries:
+        given = tensors[0].device
+        if given.type == HOST.type and HOST.type not in self._libraries:
             return self.host.issue_to_peer(name, tensors, *arguments)
-        hosted, back = _staged(name, (tensors, *arguments))
+        hosted, back = _staged(name, (tensors, *arguments), given)
         return self.host.issue_to_peer(name, *hosted, after=back)
 
     def place_of(self, kind: str, name: str, dtypes: set[torch.dtype], reduction: Any) -> torch.device:
@@ -80,18 +82,18 @@ class CollectiveRoutes:
         return found if found is not None and found.has(name, dtypes, reduction) else None
 
 
-def _kind_of(arguments: Any) -> str:
-    """The type of device of the first tensor in nested lists; empty if there is none."""
+def _device_among(arguments: Any) -> torch.device | None:
+    """The device of the first tensor in nested lists; None if there is none."""
     for one in arguments:
         if isinstance(one, torch.Tensor):
-            return one.device.type
-        if isinstance(one, (list, tuple)) and (kind := _kind_of(one)):
-            return kind
-    return ""
+            return one.device
+        if isinstance(one, (list, tuple)) and (found := _device_among(one)) is not None:
+            return found
+    return None
 
 
-def _staged(name: str, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[], None]]:
-    """The arguments in host memory, and what copies results back to where they belong."""
+def _staged(name: str, arguments: tuple[Any, ...], device: torch.device) -> tuple[tuple[Any, ...], Callable[[], None]]:
+    """The arguments in host memory, and what copies results back to where they belong, on any thread."""
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def result(leaf: Any) -> Any:
@@ -107,9 +109,11 @@ def _staged(name: str, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Cal
     first, *others = arguments
     hosted = tree_map(given if name == "send" else result, first), *(tree_map(given, one) for one in others)
 
+    entered = present_stream(device)  # their memory may have been of others before, which this stream still uses
+
     def back() -> None:
         _ = hosted  # gloo reads and writes that memory until it is done
-        with torch.no_grad():
+        with torch.no_grad(), entered():
             for tensor, host in pairs:
                 tensor.detach().copy_(host)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 
-__all__ = ["HOST", "device_of", "to_device", "to_host"]
+__all__ = ["HOST", "device_of", "present_stream", "to_device", "to_host"]
 
 HOST = torch.device("cpu")
 """Host memory."""
@@ -42,3 +46,11 @@ def device_of(kind: str) -> torch.device:
     if kind == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} does not reach a GPU")
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def present_stream(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """What enters, on any thread, the stream that is present on this one: threads begin in the default one."""
+    if device.type != "cuda":
+        return nullcontext
+    stream = torch.cuda.current_stream(device)
+    return lambda: torch.cuda.stream(stream)
