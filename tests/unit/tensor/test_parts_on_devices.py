@@ -80,6 +80,15 @@ def test_random_numbers_are_drawn_in_host_memory(ops: ShardedOps) -> None:
     assert on_device(drawn) and ops.random_state is not before
 
 
+def test_attention_of_gpus_runs_there_if_it_draws_nothing(ops: ShardedOps) -> None:
+    """The operators that GPUs have for it are random ones to torch, and CPUs do not have them."""
+    q = made("full", 2, 4, 8, 16, fill=0.5, grads=True)
+    attend: Any = torch.ops.aten._scaled_dot_product_efficient_attention
+    assert on_device(attend(q, q, q, None, True))
+    with pytest.raises(NotImplementedError, match="write it as matmul, softmax and dropout"):
+        attend(q, q, q, None, True, 0.1)
+
+
 def test_operators_that_gather_and_devices_that_the_program_names(ops: ShardedOps) -> None:
     x = made("randn", 6, 5)
     found = [

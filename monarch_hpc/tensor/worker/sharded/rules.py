@@ -195,13 +195,21 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         """Run an operator on gathered arguments; what it writes to is written back.
 
         One that draws random numbers runs in host memory, whose generator is that of the program.
+
+        Raises:
+            NotImplementedError: it changes the shape of an argument, or draws random numbers only on a GPU.
         """
         if traits.resizes and traits.written:
             raise NotImplementedError(
                 f"{op}: changes the shape of a sharded tensor in place; use the form that returns a new tensor"
             )
         self._tell_gathering(str(op), args, kwargs)
-        on_host = traits.random and self.device != HOST
+        on_host = self.device != HOST and traits.draws(args, kwargs)
+        if on_host and not traits.has_host_kernel:
+            raise NotImplementedError(
+                f"{op}: draws random numbers on a GPU, which are not those of the mesh; leave out its dropout, or "
+                "write it as matmul, softmax and dropout"
+            )
         placed = to_host if on_host else _as_it_is
         if on_host and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": HOST}

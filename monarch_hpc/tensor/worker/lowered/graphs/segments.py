@@ -9,15 +9,12 @@ from monarch_hpc.tensor.worker.lowered.code import made_by, slots_in, used_by
 from monarch_hpc.tensor.worker.lowered.parts import PartKind
 from monarch_hpc.tensor.worker.lowered.recording import ReplayRecording
 from monarch_hpc.tensor.worker.lowered.trace import Call, Draw, Instruction, SlotFact, WriteNote
+from monarch_hpc.tensor.worker.sharded.traits import traits_of, written_arguments
 
 __all__ = ["Segment", "SegmentPiece", "split"]
 
 _BY_POSITION = "as_strided"
 """Operators of such names count from the start of a tensor's memory, of which a graph may use a copy of a part."""
-
-_HIDDEN_WRITES = "running_"
-"""Arguments of such names are statistics that an operator updates, which the schemas of some do not say."""
-
 
 _Kind = tuple[str, str]
 """Operators of one kind stay together: the device, and why no graph may have them."""
@@ -204,7 +201,4 @@ class _Uses:
 
 def _written(call: Call) -> Iterable[int]:
     """The slots that an operator may write to."""
-    for place, argument in enumerate(call.op._schema.arguments):
-        if argument.is_write or argument.name.startswith(_HIDDEN_WRITES):
-            given = call.args[place] if place < len(call.args) else call.kwargs.get(argument.name)
-            yield from slots_in(given)
+    return slots_in(written_arguments(traits_of(call.op), call.args, call.kwargs))
