@@ -106,6 +106,8 @@ ENVIRON_DOORS = {
     # What fork servers inherit are the marks of its proc.
     "submitit.tasks.runner",
     "testing",
+    # torch can only be told by a variable whether it ends processes whose collectives of NCCL fail.
+    "tensor.worker.collectives.nccl",
     # UCX can only be configured by variables.
     "transport.ucx.fabric",
 }

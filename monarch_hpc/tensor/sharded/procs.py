@@ -16,10 +16,16 @@ __all__ = ["NCCL_ENVIRONMENT", "PRELOADED", "arranged", "check_devices", "starte
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.tensor", "monarch_hpc.tensor.worker.sharded.sharding")
 """The modules that procs fork with: one that imports them itself takes two seconds for it, in a heal, too."""
 
-
-NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+NCCL_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
 """Variables by which torch's watchdog aborts communicators of NCCL that fail. By default it ends the process, with all
-that the rank holds, where a heal needs what the ranks that live have."""
+that the rank holds, where a heal needs what the ranks that live have. It asks the rendezvous each second for a request
+to write a report, from a thread of C++ that takes the interpreter's lock, and gives the report a minute to be written
+before it aborts anything."""
 
 
 def started(extent: Extent, hosts: HostMesh | None, device: str) -> ProcMesh:

@@ -56,6 +56,10 @@ class GlooLibrary:
         self.made.append(_Abortable(group, ports))
         return self.made[-1]
 
+    def failure(self, _group: Any) -> str:
+        """Likewise: gloo watches nothing."""
+        return ""
+
 
 class _Abortable:
     """A group whose abort ends its connections; gloo's own does nothing. Like NCCL's it gives works if asked to."""

@@ -21,6 +21,13 @@ from monarch_hpc.tensor.worker.collectives.waits import Waits
 _PATIENCE_S = 5.0
 
 
+class Library(Nccl):
+    found = ""
+
+    def failure(self, _group: Any) -> str:
+        return self.found
+
+
 class Group:
     """Its abort ends its works when it may, and until then looking at them is a mistake."""
 
@@ -49,10 +56,13 @@ class Work:
             raise RuntimeError("CUDA error: unspecified launch failure")
         return self._group.has_ended.is_set()
 
+    def exception(self) -> None:
+        """None: what NCCL's works that others have aborted say."""
 
-def backend_of(group: Group) -> tuple[DeviceBackend, Waits]:
+
+def backend_of(group: Group, library: Library | None = None) -> tuple[DeviceBackend, Waits]:
     waits = Waits()
-    return DeviceBackend(group, None, Nccl(), waits, _PATIENCE_S), waits
+    return DeviceBackend(group, None, library or Library(), waits, _PATIENCE_S), waits
 
 
 def issue(backend: DeviceBackend) -> None:
@@ -94,6 +104,37 @@ def test_only_the_oldest_collective_that_has_not_ended_is_looked_at() -> None:
         issue(backend)
     backend.check()
     assert [work.num_looks for work in group.works] == [3, 0, 0]
+
+
+def test_works_that_the_library_has_aborted_are_no_success() -> None:
+    """torch's watchdog aborts a communicator whose collective is late: all have ended then, without an error."""
+    group, library = Group(), Library()
+    backend, _ = backend_of(group, library)
+    issue(backend)
+    group.has_ended.set()
+    library.found = "torch's watchdog has found a TIMEOUT"
+    for ask in (backend.drain, backend.drain, lambda: issue(backend)):  # nor is what comes after it
+        with pytest.raises(RuntimeError, match="NCCL: torch's watchdog has found a TIMEOUT"):
+            ask()
+
+
+class Watched:
+    """What torch's group gives for its backend."""
+
+    def __init__(self, error: Any) -> None:
+        self._error = error
+
+    def _get_backend(self, device: torch.device) -> Any:
+        assert device.type == "cuda"
+        return SimpleNamespace() if self._error is None else SimpleNamespace(get_error=lambda: self._error)
+
+
+@pytest.mark.parametrize(("name", "found"), [("", ""), ("SUCCESS", ""), ("COMM_ERROR", "COMM_ERROR")])
+def test_what_the_watchdog_has_found(name: str, found: str) -> None:
+    kinds: Any = torch._C._distributed_c10d
+    error = getattr(kinds.ErrorType, name) if name else None
+    said = Nccl().failure(Watched(error))
+    assert said.endswith(found) and bool(said) is bool(found)
 
 
 @pytest.mark.parametrize("uuid", ["the same", "another"])  # as two parts of one GPU may have

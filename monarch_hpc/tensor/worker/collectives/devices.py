@@ -56,6 +56,13 @@ class DeviceLibrary(Protocol):
         """torch's process group, connected; on any thread. Returns when all ranks of the group have called it."""
         ...
 
+    def failure(self, group: Any) -> str:
+        """What it has noticed by itself in a process group, and may have aborted; empty if nothing.
+
+        Works that it has aborted have ended, and may have no error.
+        """
+        ...
+
 
 LIBRARIES: dict[str, DeviceLibrary] = {"cuda": Nccl()}
 """Libraries by type of device; tensors of other devices go by way of host memory."""
@@ -176,14 +183,18 @@ class DeviceBackend:
     def check(self) -> None:
         """Raise what has failed, or the cause of an abort."""
         self._waits.check()
+        failure = ""
         for work in list(self._under_way):
             if not work.is_completed():
-                return  # those behind it are on the same stream, and an error is the whole group's
+                break  # those behind it are on the same stream, and an error is the whole group's
             self._under_way.pop(work, None)
             error = work.exception()  # NCCL's works do not say whether they are a success
-            if error is not None:
-                self._waits.check()  # it has failed because of the abort
-                raise RuntimeError(f"{self._library.name}: {text_of(error)}")
+            failure = failure or ("" if error is None else text_of(error))
+        group = self._group
+        failure = failure or ("" if group is None else self._library.failure(group))
+        if failure:
+            self._waits.check()  # it has failed because of the abort
+            raise RuntimeError(f"{self._library.name}: {failure}")
 
     def drain(self) -> None:
         """Wait until all collectives have ended.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +15,12 @@ from monarch_hpc.core.machine.procfs import read_boot_id
 __all__ = ["Nccl", "group_with"]
 
 _Group: Any = dist.ProcessGroup
+
+_log = logging.getLogger(__name__)
+
+_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_LEAVES_PROCESSES = frozenset({"0", "2"})
+"""Its values with which torch's watchdog ends no process; torch has no other way to say so."""
 
 
 class Nccl:
@@ -64,12 +72,24 @@ class Nccl:
 
     def connect(self, store: Any, place: int, num: int, timeout: timedelta, device: torch.device) -> Any:
         """See `devices.DeviceLibrary`. The communicator is made here: made later, nothing would end the wait for it."""
+        if os.environ.get(_HANDLING) not in _LEAVES_PROCESSES:
+            _log.warning(
+                "torch will end this process if a collective of NCCL fails or another rank dies: start procs with "
+                "env={'%s': '2', ...} (docs/tensors.md, On GPUs)",
+                _HANDLING,
+            )
         nccl: Any = dist.ProcessGroupNCCL  # absent where torch was built without it
         options = nccl.Options()
         options._timeout = timeout
         backend = nccl(store, place, num, options)
         backend.eager_connect_single_device(device)
         return group_with(backend, device.type, "NCCL", store, place, num)
+
+    def failure(self, group: Any) -> str:
+        """See `devices.DeviceLibrary`. torch's watchdog notes it before it aborts; older versions do not tell."""
+        backend = group._get_backend(torch.device("cuda"))
+        error: Any = getattr(backend, "get_error", lambda: None)()
+        return "" if error is None or not error.value else f"torch's watchdog has found a {error.name}"
 
 
 def group_with(backend: Any, kind: str, name: str, store: Any, place: int, num: int) -> Any:
