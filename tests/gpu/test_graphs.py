@@ -83,6 +83,13 @@ def test_a_capture_that_fails_leaves_operators_that_run() -> None:
         CudaGraph(code, [x, None])
     torch.cuda.synchronize()
     assert torch.equal(x + 1, before + 1)
+    y = torch.empty(1 << 22, device="cuda")
+    y.record_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+    with_it = torch.cuda.memory_allocated()
+    del y
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # makes the allocator look at what other streams have used, outside captures
+    assert torch.cuda.memory_allocated() < with_it
 
 
 def test_memory_of_a_graph_goes_with_it() -> None:

@@ -1,4 +1,7 @@
-"""Tensors of meshes on GPUs: collectives, a training, the same with CUDA graphs, and a heal; on one GPU and on two."""
+"""Tensors of meshes on GPUs: collectives, a training, the same with CUDA graphs, and a heal.
+
+Two ranks that share the only GPU go by way of host memory; with two GPUs, by NCCL.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,6 @@ def test_without_a_gpu_the_same_programs_pass_in_host_memory() -> None:
 @pytest.mark.parametrize("scenario", _ALL)
 @pytest.mark.parametrize("num", [1, 2])
 def test_tensors_of_a_mesh_are_on_its_gpus(num: int, scenario: str) -> None:
-    found = torch.cuda.device_count()
-    if found < num:
-        pytest.skip(f"torch {torch.__version__} reaches {found} GPUs, of {num}")
+    if not torch.cuda.is_available():
+        pytest.skip(f"torch {torch.__version__} does not reach a GPU")
     run("cuda", num, (scenario,))

@@ -26,6 +26,7 @@ class CudaGraph:
 
     def __init__(self, code: Callable[[list[Any]], None], slots: list[Any]) -> None:
         self._graph = torch.cuda.CUDAGraph()
+        pool = torch.cuda.graph_pool_handle()
         self._device = next((slot.device for slot in slots if slot is not None and slot.is_cuda), None)
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
@@ -33,16 +34,28 @@ class CudaGraph:
             beside.wait_stream(stream)
             with torch.cuda.stream(beside):
                 torch._C._cuda_clearCublasWorkspaces()  # an older one could be freed while the graph uses it
-                self._graph.capture_begin(capture_error_mode="thread_local")
+                self._graph.capture_begin(pool, capture_error_mode="thread_local")
                 try:
                     code(slots)
+                    self._graph.capture_end()
                 except BaseException:
-                    with contextlib.suppress(RuntimeError):  # the operator's own error says more
-                        self._graph.capture_end()
+                    self._end_capture(pool)
                     raise
-                self._graph.capture_end()
-                torch._C._cuda_clearCublasWorkspaces()  # those made meanwhile are in its pool
+                finally:
+                    torch._C._cuda_clearCublasWorkspaces()  # those made meanwhile are in its pool
             stream.wait_stream(beside)
+
+    def _end_capture(self, pool: Any) -> None:
+        """End a capture that failed; the operator's own error says more than those here.
+
+        An operator that no capture may have spoils it, and torch's `capture_end` then raises before its allocator ends
+        it. That would go on as in a capture: it would never free what several streams have used.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._graph.capture_end()
+        with contextlib.suppress(RuntimeError):  # it is at its end, and the pool goes with the graph
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
 
     def replay(self) -> None:
         """Execute them in the current stream."""
