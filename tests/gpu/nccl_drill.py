@@ -70,11 +70,14 @@ def _each_type(groups: FileGroups, device: str) -> None:
     group = groups.of(_ALONE)
     for dtype in Nccl.dtypes:
         for op in Nccl.reductions:
-            if op == dist.ReduceOp.AVG and not dtype.is_floating_point:
+            is_scaled = op == dist.ReduceOp.PREMUL_SUM
+            if (is_scaled or op == dist.ReduceOp.AVG) and not dtype.is_floating_point:
+                continue
+            if is_scaled and device == "cpu":  # gloo has none
                 continue
             x = torch.ones(5, dtype=dtype, device=device)
             assert group.place_of(device, "allreduce", dtype, op).type == device
-            options = options_with(op)
+            options = options_with(_untyped.ReduceOp.PREMUL_SUM(1.0) if is_scaled else op)
             options.asyncOp = False  # as torch's synchronous functions want it
             group.allreduce([x], options).wait()
             groups.drain()

@@ -118,6 +118,17 @@ def test_works_that_the_library_has_aborted_are_no_success() -> None:
             ask()
 
 
+def test_reductions_are_known_with_and_without_a_factor() -> None:
+    backend, _ = backend_of(Group())
+    some: Any = dist.ReduceOp
+    options = dist.AllreduceOptions()
+    options.reduceOp = some.PREMUL_SUM(0.5)  # as FSDP asks for, of the backend of GPUs
+    for reduction in (options.reduceOp, some.AVG, some.SUM, None):
+        assert backend.has("allreduce", {torch.bfloat16}, reduction)
+    assert not backend.has("allreduce", {torch.int32}, some.BAND)
+    assert not backend.has("allreduce", {torch.complex64}, some.SUM)
+
+
 class Watched:
     """What torch's group gives for its backend."""
 

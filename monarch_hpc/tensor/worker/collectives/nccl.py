@@ -50,7 +50,10 @@ class Nccl:
         }
     )
     reductions = frozenset(
-        {dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX}
+        {
+            *(dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM),
+            *(dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX),
+        }
     )
     dtypes = frozenset(
         {

@@ -16,11 +16,16 @@ HOST = torch.device("cpu")
 _PINS = frozenset({"cuda"})
 """Types of devices to which torch copies from pinned memory without another copy, and without waiting."""
 
+_MOST_PINNED_BYTES = 64 << 20
+"""Bytes of the largest tensor that is pinned: torch rounds such memory up to a power of two, and keeps it for ever.
+
+Larger ones are mostly those that a heal or a checkpoint moves, of which each is moved once."""
+
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy in host memory; the bytes are there when it returns."""
     with torch.no_grad():
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type in _PINS)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=_is_pinned_for(tensor, tensor.device))
         return host.copy_(tensor.detach())
 
 
@@ -32,9 +37,14 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     if host.device.type == device.type:
         return host
     with torch.no_grad():
+        pins = _is_pinned_for(host, device)
+        staged = host.detach().pin_memory() if pins and not host.is_pinned() else host.detach()
         # torch keeps pinned memory until the copy is done, also if nobody holds it any more.
-        staged = host.detach().pin_memory() if device.type in _PINS and not host.is_pinned() else host.detach()
-        return torch.empty_like(staged, device=device).copy_(staged, non_blocking=True)
+        return torch.empty_like(staged, device=device).copy_(staged, non_blocking=pins)
+
+
+def _is_pinned_for(tensor: torch.Tensor, device: torch.device) -> bool:
+    return device.type in _PINS and tensor.nbytes <= _MOST_PINNED_BYTES
 
 
 def device_of(kind: str) -> torch.device:
