@@ -91,7 +91,7 @@ def _order(groups: FileGroups) -> None:
     for stream in streams:
         with torch.cuda.stream(stream):
             begun_s = monotonic()
-            torch.cuda._sleep(_CYCLES)
+            torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]  # torch's own
             x = torch.full((1 << 20,), 2.0, device="cuda")
             work = group.allreduce([x])
             work.wait()
@@ -111,7 +111,7 @@ def _aborted(groups: FileGroups, device: str) -> None:
     """An abort ends what is under way, and the next epoch has a communicator of its own."""
     group = groups.of(_ALONE)
     if device == "cuda":
-        torch.cuda._sleep(_CYCLES)
+        torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
     x = torch.ones(5, device=device)
     group.allreduce([x])
     groups.abort("the drill aborts it")
