@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.storage.ownership import shared_folder, trusted_owner, unsafe_folder
+from monarch_hpc.core.storage.ownership import others_may_write, shared_folder, trusted_owner, unsafe_folder
 from monarch_hpc.core.storage.shortage import explained, shortage_note
 
 __all__ = [
@@ -249,10 +249,10 @@ def read_private(path: Path, max_bytes: int) -> bytes:
 
 
 def read_own(path: Path) -> bytes:
-    """Read a file of this user, in a folder in which others may exchange files, and which they may read.
+    """Read a file that only this user can have written, in a folder in which others may exchange files.
 
     Raises:
-        ConfigError: it is another user's, or not a regular file.
+        ConfigError: it is another user's, others may write it, or it is not a regular file.
         OSError: it cannot be read.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -262,6 +262,8 @@ def read_own(path: Path) -> bytes:
             raise _refused(path, "is not a regular file")
         if found.st_uid != os.geteuid():
             raise _refused(path, f"belongs to user id {found.st_uid}, not to you ({os.geteuid()}); it is not used")
+        if others_may_write(found):
+            raise _refused(path, f"may be written by others (mode {stat.S_IMODE(found.st_mode):04o}); it is not used")
         return file.read()
 
 

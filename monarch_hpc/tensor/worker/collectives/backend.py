@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from monarch_hpc.tensor.worker.collectives.devices import LIBRARIES, DeviceBackend, DeviceBackends, DeviceLibrary
-from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend
+from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend, GlooDevice
 from monarch_hpc.tensor.worker.collectives.group import BACKEND, RankGroup
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
 from monarch_hpc.tensor.worker.collectives.routes import CollectiveRoutes
@@ -49,7 +49,7 @@ class DefaultGroups:
         self._waits = Waits()
         self._backends: list[GlooBackend] = []
         self._devices = DeviceBackends()
-        self._device: Any = None
+        self._device: GlooDevice | None = None
 
     def join(self, store: Any, rank: int, num: int, timeout: timedelta) -> None:
         """Join the default group; returns when all ranks have.
@@ -65,14 +65,11 @@ class DefaultGroups:
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=num, timeout=timeout)
 
     def _make_group(self, torch_options: Any) -> NamedGroup:
-        gloo: Any = dist.ProcessGroupGloo
         if self._device is None:
-            self._device = gloo.create_device(hostname=self._address)
-        options = gloo._Options()
-        options._devices = [self._device]
-        options._timeout = torch_options.timeout
+            self._device = GlooDevice(self._address)
         store, rank, num = torch_options.store, torch_options.group_rank, torch_options.group_size
-        backend = GlooBackend(self._waits.call(lambda: gloo(store, rank, num, options)), self._waits, rank, num)
+        # Unproven: torch's own rendezvous, an open port, could be asked for the key.
+        backend = self._device.join(store, rank, num, torch_options.timeout, self._waits, proven=False)
         self._backends.append(backend)
 
         def connect(kind: str, library: DeviceLibrary | None) -> DeviceBackend | None:

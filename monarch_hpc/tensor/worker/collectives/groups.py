@@ -12,19 +12,18 @@ from time import monotonic, sleep
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.tensor.stream.records import CollectiveSpec
 from monarch_hpc.tensor.worker.collectives.devices import LIBRARIES, DeviceBackend, DeviceBackends, DeviceLibrary
-from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend
+from monarch_hpc.tensor.worker.collectives.gloo import GlooBackend, GlooDevice
 from monarch_hpc.tensor.worker.collectives.group import RankGroup
 from monarch_hpc.tensor.worker.collectives.named import NamedGroup
 from monarch_hpc.tensor.worker.collectives.reductions import alone, reduced
 from monarch_hpc.tensor.worker.collectives.rendezvous import ChannelStore
 from monarch_hpc.tensor.worker.collectives.routes import CollectiveRoutes
-from monarch_hpc.tensor.worker.collectives.sockets import cut_connections, listening_ports
+from monarch_hpc.tensor.worker.collectives.sockets import cut_connections
 from monarch_hpc.tensor.worker.collectives.staging import to_device
 from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.control import TensorControl
@@ -84,7 +83,7 @@ class Groups:
         self.timeout_s = timeout_s
         self.offset = 0
         self._groups: dict[tuple[int, ...], NamedGroup] = {}
-        self._device: Any = None
+        self._device: GlooDevice | None = None
         self._ports: set[int] = set()
         self._met: set[int] = set()
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
@@ -161,6 +160,7 @@ class Groups:
             self._waits.abort(f"this group is of epoch {self.epoch} of its mesh, which has ended")
             self._waits = Waits()
             self._give_up()
+            self._device = None  # strangers may have sent its listener the numbers of connections to come
             self._ports.clear()
             self._met.clear()
             self.epoch, self._addresses, self.cause = epoch, addresses, ""
@@ -221,23 +221,17 @@ class Groups:
     def _join(self, ranks: tuple[int, ...]) -> NamedGroup:
         store = self.store(ranks[0], "-".join(map(str, ranks)) + "/")
         is_known = self._met.issuperset(ranks)
-        gloo: Any = dist.ProcessGroupGloo
         if self._device is None:
-            before = listening_ports()
-            self._device = gloo.create_device(hostname=self._addresses[self._rank])
-            self._own_ports = listening_ports() - before
-        if not is_known:
-            store.set(f"port/{self._rank}", ",".join(map(str, self._own_ports)))
-        options = gloo._Options()
-        options._devices = [self._device]
-        options._timeout = datetime.timedelta(seconds=self.timeout_s)
+            self._device = GlooDevice(self._addresses[self._rank])
+        # Always: another rank may not have met all of them, and waits for it.
+        store.set(f"port/{self._rank}", ",".join(map(str, self._device.ports)))
         if not is_known:
             for own in store.multi_get([f"port/{rank}" for rank in ranks]):
                 self._ports |= {int(port) for port in own.decode().split(",") if port}
             self._met.update(ranks)
         place, num, waits = ranks.index(self._rank), len(ranks), self._waits
-        # On another thread: it waits for others to dial, and nothing is there to cut if one of them has died.
-        backend = GlooBackend(waits.call(lambda: gloo(store, place, num, options)), waits, place, num)
+        timeout = datetime.timedelta(seconds=self.timeout_s)
+        backend = self._device.join(store, place, num, timeout, waits, proven=True)
         self._backends.append(backend)
         return RankGroup(CollectiveRoutes(backend, self.libraries, partial(self._connect, ranks, waits)), place, num)
 

@@ -1,12 +1,23 @@
-"""Cuts the connections of gloo, whose own abort does nothing: after a cut, nothing comes into tensors any more."""
+"""Cuts the connections of gloo, whose own abort does nothing: after a cut, nothing comes into tensors any more.
+
+And closes its listeners to strangers, whose connections it keeps for ever.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
+import struct
 
-__all__ = ["cut_connections", "listening_ports"]
+__all__ = ["admit_connections", "cut_connections", "listening_ports"]
+
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27
+"""SO_ATTACH_FILTER and SO_DETACH_FILTER of asm-generic/socket.h, which Python does not name."""
+
+_DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
+"""A filter of one instruction (BPF_RET | BPF_K): take no byte of any packet."""
 
 
 def listening_ports() -> set[int]:
@@ -34,6 +45,22 @@ def cut_connections(ports: set[int]) -> int:
                 one.shutdown(socket.SHUT_RDWR)
                 num += 1
     return num
+
+
+def admit_connections(ports: set[int], admitted: bool) -> None:
+    """Let the listeners of this process on *ports* answer, or drop what arrives, as if the network had lost it.
+
+    Connections that have been made are not touched. Where the kernel has no filters, listeners stay as they are.
+    """
+    code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    program = struct.pack("@HP", 1, ctypes.addressof(code))
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), _opened(descriptor) as one:
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and int(one.getsockname()[1]) in ports:
+                if admitted:
+                    one.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+                else:
+                    one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
 def _opened(descriptor: str) -> socket.socket:

@@ -30,7 +30,7 @@ from monarch_hpc.core.storage.files import read_own
 from monarch_hpc.core.text.description import class_name, text_of
 from monarch_hpc.tensor.worker.collectives.waits import Waits
 from monarch_hpc.tensor.worker.sharded.calls import current_ops
-from monarch_hpc.tensor.worker.training.claims import Claim
+from monarch_hpc.tensor.worker.training.claims import Claim, NewFiles, write_part
 from monarch_hpc.tensor.worker.training.placed import placements_on
 
 __all__ = ["Save", "begin", "contents", "is_done", "load", "new_like", "outcome", "random_state", "set_random_state"]
@@ -65,8 +65,7 @@ class Save:
 
     def _prepare(self, tree: dict[str, Any], path: str) -> None:
         self._writer = FileSystemWriter(path, single_file_per_rank=True)
-        if self._claim is not None:
-            self._writer.fs = self._claim
+        self._writer.fs = self._claim or NewFiles()
         self._planner = DefaultSavePlanner()
         plans = _agreed(lambda: self._local_plan(tree))
         merged = _agreed(lambda: self._global_plans(plans) if self._rank == 0 else None)
@@ -125,10 +124,7 @@ class Save:
     def _part(self, rank: int, result: Any) -> None:
         partial = self._folder / f".writing-{self._name}-{rank}"
         try:
-            partial.write_bytes(pickle.dumps(result))
-        except OSError:
-            partial.write_bytes(b"")  # a full disk often has room for this
-            raise
+            write_part(partial, pickle.dumps(result))
         finally:
             partial.replace(self._path_of(rank))
 

@@ -3,6 +3,8 @@
 The ranks of a program that was killed write on until their agent has ended them, which takes longer on another host or
 a slow file system, and the next program may save into the same folder by then. So files have a save's own name, and
 only the last one to claim the folder completes its checkpoint.
+
+The folder may be a group's. Then others see the names of a save, and may put links in their places.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-__all__ = ["Claim"]
+__all__ = ["Claim", "NewFiles", "write_part"]
 
 _PARTS = ".writ", ".metadata", "__"
 """Begin the names of all files that a save writes."""
@@ -30,7 +32,55 @@ _WRITING: set[Path] = set()
 """Folders that this process, as the first rank, is writing."""
 
 
-class Claim(FileSystem):
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _open_new(path: str, _flags: int) -> int:
+    return os.open(path, _NEW, 0o666)  # whom a checkpoint is for is up to the umask
+
+
+def _open_private(path: str, _flags: int) -> int:
+    return os.open(path, _NEW, 0o600)
+
+
+def _open_own(path: str, _flags: int) -> int:
+    """Open a file of this user with one name, to write it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+        os.close(descriptor)
+        raise FileExistsError(f"{path} has been exchanged by user id {found.st_uid}: choose a folder that is yours")
+    return descriptor
+
+
+def write_part(path: Path, data: bytes) -> None:
+    """Write a file that only this user may read or write, whatever the umask; empty if there is no room.
+
+    Raises:
+        OSError: there is no room; or something has that name, perhaps another user's link.
+    """
+    try:
+        with open(path, "wb", opener=_open_private) as file:
+            file.write(data)
+    except FileExistsError:
+        raise
+    except OSError:
+        path.unlink(missing_ok=True)
+        open(path, "wb", opener=_open_private).close()  # a full disk often has room for this
+        raise
+
+
+class NewFiles(FileSystem):
+    """Writes files that were not there, and follows no link."""
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """Open a file."""
+        with open(path, mode, opener=_open_new if mode == "wb" else None) as stream:
+            yield cast("io.IOBase", stream)
+
+
+class Claim(NewFiles):
     """The first rank's right to complete a checkpoint: a file that becomes ``.metadata``.
 
     A later save in the same folder removes it.
@@ -84,14 +134,16 @@ class Claim(FileSystem):
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         """Open a file; for ``.metadata`` the claim, which must still be there."""
-        if Path(path).name.startswith(".metadata"):
-            path, mode = self._file, "r+b"
+        if not Path(path).name.startswith(".metadata"):
+            with super().create_stream(path, mode) as stream:
+                yield stream
+            return
         try:
-            stream = cast("io.IOBase", open(path, mode))
+            file = open(self._file, "r+b", opener=_open_own)
         except FileNotFoundError as error:
             raise self._lost(error) from error
-        with stream:
-            yield stream
+        with file:
+            yield cast("io.IOBase", file)
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         """Nothing is removed before it is replaced."""

@@ -7,8 +7,10 @@ FSDP and compiled code see plain tensors, plain operators and a world of torch.d
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -18,6 +20,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.storage.files import own_folder
 from monarch_hpc.tensor.stream.records import ModulePlan
 from monarch_hpc.tensor.worker.gradients import run_backward
 from monarch_hpc.tensor.worker.sharded.calls import current_ops, global_placements
@@ -32,7 +36,7 @@ from monarch_hpc.tensor.worker.training.placed import (
     placed_as,
 )
 
-__all__ = ["HostedModule", "build", "forward", "set_training", "tensors"]
+__all__ = ["HostedModule", "build", "check_compile_cache", "forward", "set_training", "tensors"]
 
 _LEAVES = frozenset({DTensor, torch.Tensor, bool, int, float, str, type(None)})
 """Types of arguments that are surely no containers."""
@@ -96,6 +100,7 @@ class HostedModule:
             # It averages what backward passes have added up; what they add is made larger, see `_Inner.backward`.
             self._scale = runner.process_group.size()
         if self.plan.compile:
+            check_compile_cache()
             runner.compile(backend=self.plan.compile)
         return runner
 
@@ -353,3 +358,23 @@ def forward(hosted: HostedModule, shapes: tuple[tuple[int, ...], ...], *args: An
         RuntimeError: it returned a tensor of another shape than this rank's part has, or another number of tensors.
     """
     return hosted(shapes, args, kwargs)
+
+
+def check_compile_cache() -> None:
+    """Check that no other user can put compiled code where torch looks for it, unless the user has named the folder.
+
+    By default that is a folder in the temporary directory whose name any user can guess, and make first.
+
+    Raises:
+        ConfigError: others can.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # loaded by torch.compile, too
+
+    folder = default_cache_dir()
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", folder) != folder:
+        return
+    try:
+        own_folder(Path(folder))
+    except ConfigError as error:
+        problem = f"torch.compile would run code from it: {error.problem}; or set TORCHINDUCTOR_CACHE_DIR"
+        raise ConfigError("", "", folder, problem) from error
