@@ -79,6 +79,8 @@ ENVIRON_DOORS = {
     "cli.run",
     # So does the batch job that `sbatch` submits.
     "cli.sbatch",
+    # Torch looks there for its folder of compiled code.
+    "tensor.worker.training.modules",
     # The engine of queries inherits it, with limits on the threads of libraries.
     "telemetry.sql.engine",
     "config.load",

@@ -22,7 +22,12 @@ from monarch_hpc.testing import wait_until
 
 pytest.importorskip("torch")
 
+from monarch_hpc.tensor.worker.collectives.sockets import admit_connections
+
 NUM_NUMBERS = 4
+NUM_ATTEMPTS = 12
+"""Which rank listens for the other is up to their ports, which the kernel chooses."""
+
 PATIENCE_S = 30.0
 
 # Two ranks in one process. The addresses decide which one listens for the other.
@@ -38,10 +43,11 @@ from monarch_hpc.tensor.worker.collectives.waits import Waits
 gloo._PROOF_LIMIT = timedelta(seconds=float(sys.argv[1]))
 devices = [gloo.GlooDevice("127.0.0.1") for _ in range(2)]
 store, waits = dist.HashStore(), Waits()
+store.set_timeout(timedelta(seconds=20))
 
-def join(rank, name, proven):
+def join(rank, name):
     try:
-        return devices[rank].join(dist.PrefixStore(name, store), rank, 2, timedelta(seconds=20), waits, proven=proven)
+        return devices[rank].join(dist.PrefixStore(name, store), rank, 2, timedelta(seconds=20), waits, proven=True)
     except RuntimeError as error:
         return str(error)
 
@@ -51,11 +57,11 @@ def tell(*values):
 tell(*(min(device.ports) for device in devices))
 with ThreadPoolExecutor(2) as threads:
     for line in sys.stdin:
-        name, proven, rank = json.loads(line)
-        first = threads.submit(join, rank, name, proven)
+        name = line.strip()
+        first = threads.submit(join, 0, name)
         tell("one rank has come")
         sys.stdin.readline()
-        found = [first, threads.submit(join, 1 - rank, name, proven)]
+        found = [first, threads.submit(join, 1, name)]
         found = [one.result() for one in found]
         tell(*(one if isinstance(one, str) else "joined" for one in found))
         if sys.stdin.readline().strip() == "sum":
@@ -133,11 +139,11 @@ class Strangers(contextlib.ExitStack):
         return got
 
 
-def attack(rank: int, proven: bool) -> tuple[list[str], bytes]:
+def attack(ranks: Ranks) -> tuple[list[str], bytes]:
     """Dial a rank before the other one does; return what became of the two, and what the strangers got."""
-    with started() as ranks, Strangers() as strangers:
-        port = ranks.ports[rank]
-        ranks.say(json.dumps(["group", proven, rank]))
+    port = ranks.ports[0]
+    with Strangers() as strangers:
+        ranks.say("group")
         ranks.hear()
         for number in range(NUM_NUMBERS):
             wait_until("an open port", functools.partial(strangers.dial, port, number), PATIENCE_S)
@@ -147,24 +153,35 @@ def attack(rank: int, proven: bool) -> tuple[list[str], bytes]:
         return outcomes, strangers.received()
 
 
-@pytest.mark.parametrize("proven", [True, False])
-def test_a_stranger_passes_for_no_rank(proven: bool) -> None:
-    refused = 0
-    for rank in range(2):
-        outcomes, got = attack(rank, proven)
-        if proven and got:
-            refused += 1
-            assert all("has not been proved to be between them" in one for one in outcomes), outcomes
-        else:  # as groups of torch's own are
-            assert outcomes == ["joined", "joined"]
-    assert refused == proven, "one of the two listens for the other"
+def test_a_stranger_passes_for_no_rank() -> None:
+    got = b""
+    for _ in range(NUM_ATTEMPTS):
+        with started() as ranks:
+            outcomes, got = attack(ranks)
+        if got:
+            break
+        assert outcomes == ["joined", "joined"]  # the other rank is the one that listens
+    assert got, "the stranger has not been taken for a rank by gloo: the attack is none"
+    assert all("has not been proved to be between them" in one for one in outcomes), outcomes
 
 
+def may_filter() -> bool:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        admit_connections({port}, False)
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=0.5).close()
+        except TimeoutError:
+            return True
+        return False
+
+
+@pytest.mark.skipif(not may_filter(), reason="the kernel lets only root filter packets of TCP")
 def test_a_port_of_gloo_is_open_only_while_a_group_is_made() -> None:
     with started() as ranks, Strangers() as strangers:
         assert not any(strangers.dial(port, 0) for port in ranks.ports)
         for name in ("one", "another"):
-            ranks.say(json.dumps([name, True, 0]))
+            ranks.say(name)
             ranks.hear()
             ranks.say("the other rank comes")
             assert ranks.hear() == ["joined", "joined"]

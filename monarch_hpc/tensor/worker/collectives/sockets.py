@@ -50,7 +50,8 @@ def cut_connections(ports: set[int]) -> int:
 def admit_connections(ports: set[int], admitted: bool) -> None:
     """Let the listeners of this process on *ports* answer, or drop what arrives, as if the network had lost it.
 
-    Connections that have been made are not touched. Where the kernel has no filters, listeners stay as they are.
+    Connections that have been made are not touched. Newer kernels leave filters to root: there, listeners stay as they
+    are.
     """
     code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     program = struct.pack("@HP", 1, ctypes.addressof(code))
