@@ -23,6 +23,7 @@ from monarch_hpc.testing import wait_until
 pytest.importorskip("torch")
 
 from monarch_hpc.tensor.worker.collectives.sockets import admit_connections
+from tests.child import child
 
 NUM_NUMBERS = 4
 NUM_ATTEMPTS = 12
@@ -104,13 +105,9 @@ class Ranks:
 
 @contextlib.contextmanager
 def started() -> Iterator[Ranks]:
-    with subprocess.Popen(
-        [sys.executable, "-c", RANKS, "5"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield Ranks(process)
-        finally:
-            process.kill()
+    argv = [sys.executable, "-c", RANKS, "5"]
+    with child(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)) as process:
+        yield Ranks(process)
 
 
 class Strangers(contextlib.ExitStack):
