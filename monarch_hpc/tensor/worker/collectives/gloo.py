@@ -83,8 +83,8 @@ class GlooDevice:
         def make() -> Any:
             with self._opened():
                 backend = _c10d.ProcessGroupGloo(store, place, num, options)
-            if proven:
-                _check_peers(backend, store, place, num)
+                if proven:  # open until then: the rank whose place a stranger has taken is still to come
+                    _check_peers(backend, store, place, num)
             return backend
 
         # On another thread: it waits for others to dial, and nothing is there to cut if one of them has died.
