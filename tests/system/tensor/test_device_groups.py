@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any, TypeVar
 
 import pytest
@@ -164,6 +165,7 @@ def test_what_has_connected_after_an_abort_is_aborted_too(pool: ThreadPoolExecut
     libraries = _libraries()
     both = _pair(tmp_path, libraries)
     made = _on_both(pool, both, lambda groups, _: groups.of(BOTH))
+    both_connected = Barrier(len(both))
 
     def begin(groups: FileGroups, rank: int) -> None:
         waits: Any = groups.waits
@@ -171,6 +173,7 @@ def test_what_has_connected_after_an_abort_is_aborted_too(pool: ThreadPoolExecut
 
         def late(connect: Callable[[], T]) -> T:
             found: T = call(connect)
+            both_connected.wait(_PATIENCE_S)  # an abort ends connections that the other rank is still making
             waits.cause = "rank 1 died"  # after the last look of that wait
             return found
 
