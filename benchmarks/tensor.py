@@ -2,7 +2,9 @@
 
 Rounds of all rows alternate, and the best of each counts. CPU times are those of the program's main thread, and of all
 its threads. With `--torchmonarch PYTHON`, an interpreter that has torchmonarch 0.7.0, some rows alternate with the same
-operations of it; its training leaves out the sum of gradients, which ours does.
+operations of it; its training leaves out the sum of gradients, which ours does. With `--ray PYTHON`, one that has
+`ray[cgraph]`, a captured step of one operation, and its value, alternates with a compiled graph of two actors that give
+back what they get.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _NUM_OPS = 3000
 _NUM_STEPS = 30
 _NUM_READS = 300
 
-_PEER = """
+_MONARCH = """
 import sys, time, torch
 from torch import nn
 from monarch.actor import this_host
@@ -65,11 +67,42 @@ with procs.activate():
         print((time.perf_counter() - began) / int(num), (time.process_time() - used) / int(num), flush=True)
 """
 
-_PEER_NUM = {"add 64 x 64": 100, "add and read": 30, "step of an MLP, op by op": 6}
+_MONARCH_NUM = {"add 64 x 64": 100, "add and read": 30, "step of an MLP, op by op": 6}
 """torchmonarch's rows, and how often each is run in a round."""
 
-_GOALS = {"add 64 x 64": 50, "add and read": 10, "step of an MLP, op by op": 5, "step of an MLP, captured": 10}
-"""Torchmonarch's elapsed time of a row is to be as many times ours."""
+_MONARCH_GOALS = {"add 64 x 64": 50, "add and read": 10, "step of an MLP, op by op": 5, "step of an MLP, captured": 10}
+"""torchmonarch's elapsed time of a row is to be as many times ours."""
+
+_WITHOUT = {"step of an MLP, captured": "step of an MLP, op by op"}
+"""Rows that torchmonarch, which captures nothing, has otherwise."""
+
+_RAY = """
+import sys, time, ray
+from ray.dag import InputNode, MultiOutputNode
+ray.init(num_cpus=2, include_dashboard=False, logging_level="error")
+@ray.remote(num_cpus=0)
+class Rank:
+    def step(self, x):
+        return x
+ranks = [Rank.remote() for _ in range(2)]
+with InputNode() as given:
+    graph = MultiOutputNode([rank.step.bind(given) for rank in ranks]).experimental_compile()
+def run(num):
+    for _ in range(num):
+        ray.get(graph.execute(1))
+run(20)
+print("ready", flush=True)
+for line in sys.stdin:
+    num = int(line.rstrip().split("|")[1])
+    began, used = time.perf_counter(), time.process_time()
+    run(num)
+    print((time.perf_counter() - began) / num, (time.process_time() - used) / num, flush=True)
+graph.teardown()
+"""
+
+_EMPTY_STEP = "add and read, captured"
+_RAY_NUM = {_EMPTY_STEP: 300}
+_RAY_GOALS = {_EMPTY_STEP: 1}
 
 
 class Taken:
@@ -146,12 +179,17 @@ def captured(procs: ProcMesh, end: Callable[[], object]) -> Callable[[], int]:
     return run
 
 
-def reads(value: Any) -> Callable[[], int]:
+def add_one(x: Any) -> Any:
+    """One operation."""
+    return x + 1
+
+
+def reads(value: Any, step: Callable[[Any], Any] = add_one) -> Callable[[], int]:
     """A row: one operation, and its value."""
 
     def run() -> int:
         for _ in range(_NUM_READS):
-            inspect(value + 1)
+            inspect(step(value))
         return _NUM_READS
 
     run()
@@ -180,6 +218,7 @@ def table(procs: ProcMesh) -> dict[str, Callable[[], int]]:
         "layer_norm": operations(lambda a, _b: nn.functional.layer_norm(a, (64,)), done),
         "index": operations(lambda a, _b: a[3], done),
         "add and read": reads(torch.ones(64)),
+        _EMPTY_STEP: reads(torch.ones(64), procs.capture(add_one)),
         "reduce of 64 floats": sums,
         "step of an MLP, op by op": training(lambda grad: grad.reduce_("gpus", "avg"), done),
         "step of an MLP, captured": captured(procs, done),
@@ -203,26 +242,33 @@ def alone() -> dict[str, Callable[[], int]]:
 
 
 class Peer:
-    """torchmonarch in its own process.
+    """Another tool in its own process.
 
     Args:
+        name: of the tool.
         python: an interpreter that has it.
+        program: its program, which prints "ready", and then the times of each row that it is asked for.
+        num: its rows, and how often each is run in a round.
+        goals: its elapsed time of a row is to be as many times ours.
     """
 
-    def __init__(self, python: str) -> None:
-        self._program = LineProgram(python, _PEER)
-        self.taken: dict[str, list[tuple[float, float]]] = {name: [] for name in _PEER_NUM}
+    def __init__(self, name: str, python: str, program: str, num: dict[str, int], goals: dict[str, int]) -> None:
+        self._name, self._num, self._goals = name, num, goals
+        self._program = LineProgram(python, program)
+        self.taken: dict[str, list[tuple[float, float]]] = {name: [] for name in num}
 
     def run(self, name: str) -> None:
-        """Run a row."""
-        wall, used = self._program.ask(f"{name}|{_PEER_NUM[name]}").split()
-        self.taken[name].append((float(wall) * 1e6, float(used) * 1e6))
+        """Run a row, if it has that."""
+        if name in self._num:
+            wall, used = self._program.ask(f"{name}|{self._num[name]}").split()
+            self.taken[name].append((float(wall) * 1e6, float(used) * 1e6))
 
     def report(self, taken: dict[str, list[Taken]]) -> None:
         """Print ratios of medians."""
-        print(f"\n{'torchmonarch, medians':28}{'elapsed':>10}{'all CPU':>10}{'ours':>10}{'times':>8}{'goal':>6}")
-        for name, goal in _GOALS.items():
-            own = self.taken.get(name, self.taken["step of an MLP, op by op"])
+        title = f"{self._name}, medians"
+        print(f"\n{title:28}{'elapsed':>10}{'all CPU':>10}{'ours':>10}{'times':>8}{'goal':>6}")
+        for name, goal in self._goals.items():
+            own = self.taken[_WITHOUT.get(name, name)]
             wall, used = (statistics.median(column) for column in zip(*own, strict=True))
             here = statistics.median(one.wall_us for one in taken[name])
             print(f"{name:28}{wall:10.1f}{used:10.1f}{here:10.1f}{wall / here:8.1f}{goal:6}")
@@ -238,21 +284,26 @@ def main() -> None:
     parser.add_argument("--procs", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--torchmonarch", metavar="PYTHON", help="an interpreter that has torchmonarch 0.7.0")
+    parser.add_argument("--ray", metavar="PYTHON", help="an interpreter that has ray[cgraph]")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     procs = monarch_hpc.this_host().spawn_procs({"gpus": chosen.procs}, preload=["torch"], bootstrap=one_thread)
     taken: dict[str, list[Taken]] = {}
     single: dict[str, list[Taken]] = {}
     own = alone()
-    other = Peer(chosen.torchmonarch) if chosen.torchmonarch else None
+    peers = []
+    if chosen.torchmonarch:
+        peers.append(Peer("torchmonarch", chosen.torchmonarch, _MONARCH, _MONARCH_NUM, _MONARCH_GOALS))
+    if chosen.ray:
+        peers.append(Peer("ray", chosen.ray, _RAY, _RAY_NUM, _RAY_GOALS))
     with procs.activate():
         rows = table(procs)
         for _ in range(chosen.rounds):
             for name, run in rows.items():
                 taken.setdefault(name, []).append(Taken(run))
                 sync(procs)
-                if other is not None and name in _PEER_NUM:
-                    other.run(name)
+                for peer in peers:
+                    peer.run(name)
     for _ in range(chosen.rounds):
         for name, run in own.items():
             single.setdefault(name, []).append(Taken(run))
@@ -261,9 +312,9 @@ def main() -> None:
         best = [min(getattr(one, field) for one in rounds) for field in ("main_us", "all_us", "wall_us")]
         here = f"{min(one.wall_us for one in single[name]):13.1f}" if name in single else f"{'-':>13}"
         print(f"{name:28}{best[0]:10.1f}{best[1]:10.1f}{best[2]:10.1f}{here}")
-    if other is not None:
-        other.report(taken)
-        other.close()
+    for peer in peers:
+        peer.report(taken)
+        peer.close()
 
 
 def one_thread() -> None:
