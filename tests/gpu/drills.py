@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["run_drill"]
 
 
-def run_drill(program: str, *arguments: str, **environment: str) -> str:
+def run_drill(program: str, *arguments: str, environment: Mapping[str, str] = {}, timeout_s: float = 600) -> str:
     """Run a program of this folder, which must end well, and say that it has passed; return its output."""
     done = subprocess.run(
         [sys.executable, "-m", f"tests.gpu.{program}", *arguments],
@@ -19,7 +20,7 @@ def run_drill(program: str, *arguments: str, **environment: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0 and "passed" in done.stdout.splitlines(), f"status {done.returncode}:\n{done.stdout}"

@@ -23,6 +23,7 @@ from tests.gpu.drill import (
     refused,
     streams,
 )
+from tests.gpu.drills import run_drill
 from tests.ucx.device import MISSING
 from tests.ucx.installed import LIBRARIES, SHARED_MEMORY
 
@@ -44,18 +45,9 @@ def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def run(libraries: str, scenarios: list[Scenario], order: str, staged: str = "warn") -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.drill", _ORDERS[order], staged, *(one.__name__ for one in scenarios)],
-        cwd=_ROOT,
-        env={**os.environ, "LD_LIBRARY_PATH": libraries},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0 and "passed" in done.stdout.splitlines(), f"status {done.returncode}:\n{done.stdout}"
-    return done.stdout
+    names = [one.__name__ for one in scenarios]
+    environment = {"LD_LIBRARY_PATH": libraries}
+    return run_drill("drill", _ORDERS[order], staged, *names, environment=environment, timeout_s=300)
 
 
 @pytest.mark.parametrize("order", _ORDERS)

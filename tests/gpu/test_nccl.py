@@ -24,4 +24,4 @@ def test_without_a_gpu_the_same_program_passes_with_gloo() -> None:
     reason=f"torch {torch.__version__} does not reach a GPU, or has no NCCL",
 )
 def test_a_rank_that_is_alone_has_all_collectives_of_nccl() -> None:
-    run_drill("nccl_drill", "cuda", **NCCL_ENVIRONMENT)
+    run_drill("nccl_drill", "cuda", environment=NCCL_ENVIRONMENT)

@@ -23,7 +23,7 @@ def _obstacle() -> str:
 
 
 def run(device: str, path: str, scenarios: list[Scenario], **environment: str) -> str:
-    return run_drill("torch_drill", device, path, *(one.__name__ for one in scenarios), **environment)
+    return run_drill("torch_drill", device, path, *(one.__name__ for one in scenarios), environment=environment)
 
 
 @pytest.mark.slow  # it imports torch in three processes
