@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from monarch_hpc.tensor.ops.meta import GraphLeaf
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 from monarch_hpc.tensor.reading import check_readable
 from monarch_hpc.tensor.stream.engine import View
+from monarch_hpc.tensor.stream.frames import Moment
 from monarch_hpc.tensor.stream.records import BACKWARD, FREE, OPTIMIZER_STEP, GraphLimits, OptimizerSpec, ProgramSpec
 from monarch_hpc.tensor.stream.sites import Site, line_of
 
@@ -130,6 +132,7 @@ class CapturedProgram:
         self.ops = recording.ops
         self._key = object()
         self._epoch = view.engine.epoch
+        self._issued = Moment(-1, 0.0)
 
     def _steps_of(self, recording: StepRecording) -> list[list[GraphLeaf] | torch.optim.Optimizer]:
         """What a replay does for versions, see `Versions.note_replay`."""
@@ -180,7 +183,9 @@ class CapturedProgram:
             first = engine.emit(view, [template, -1, *numbers], spec.num_values, sites=self.sites)
             if recovery is not None:
                 recovery.note_replay(self._steps, self._num_changes)
-            engine.flush()
+            if not self._issued.precedes(engine.last_read, engine.config.flush_s):
+                engine.flush()  # else a read came next the last time: the next one takes this along, or `flush_s` ends
+            self._issued = Moment(engine.num_issued, monotonic())
         for leaf, _, has_grad in self._leaves:
             leaf.has_grad, leaf.grad = has_grad, None
         for optimizer in self._optimizers:

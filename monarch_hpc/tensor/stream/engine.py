@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from monarch_hpc.actor.future import Future
@@ -21,7 +22,7 @@ from monarch_hpc.tensor.ops.meta import TensorOperations
 from monarch_hpc.tensor.stream.capture_notes import ENGINES, FrameRecorder
 from monarch_hpc.tensor.stream.engine_state import EngineState
 from monarch_hpc.tensor.stream.failures import Failures
-from monarch_hpc.tensor.stream.frames import FrameRead, Sequenced, is_direct, is_reached, post
+from monarch_hpc.tensor.stream.frames import FrameRead, Moment, Sequenced, is_direct, is_reached, post
 from monarch_hpc.tensor.stream.issue_log import LoggedFrame
 from monarch_hpc.tensor.stream.records import FREE
 from monarch_hpc.tensor.stream.sites import Site, SiteLines, site_here
@@ -109,6 +110,7 @@ class TensorEngine(EngineState):
         site_log: collects the lines of all frames, with the number of the first operation; None if nobody asks.
         templates: descriptions of operations, which the ranks get once.
         num_loans: number of loans that operations are checked for, see `streams.loans`.
+        last_read: when a value was read last.
         step_begun: positions in `ints` and `sites` where an optimizer's step began, if the frame is held back for it.
     """
 
@@ -129,6 +131,7 @@ class TensorEngine(EngineState):
         self._frames: deque[Sequenced] = deque()
         self.num_loans = self._num_unacked = self._num_holds = 0
         self._armed = False
+        self.last_read = Moment(0, 0.0)
         ENGINES.add(self)
 
     @property
@@ -218,6 +221,8 @@ class TensorEngine(EngineState):
                 if view.dead and self.broken is None:
                     self.use(view)
                     self.free_dead(view)
+            if read is not None:
+                self.last_read = Moment(self.num_issued, monotonic())
             if not self.ints:
                 return False
             carried = read if read is not None and read.view is self.view and is_direct(read.workers) else None

@@ -14,7 +14,27 @@ from monarch_hpc.tensor.stream.issue_log import LoggedFrame
 from monarch_hpc.tensor.stream.records import HALTED
 from monarch_hpc.tensor.worker.report import OpFailure
 
-__all__ = ["FrameRead", "Sequenced", "failed_seqs", "first_to_differ", "is_direct", "is_reached", "post"]
+__all__ = ["FrameRead", "Moment", "Sequenced", "failed_seqs", "first_to_differ", "is_direct", "is_reached", "post"]
+
+_MAX_READ_OPS = 2
+"""Operations of a read: a sharded tensor is gathered first."""
+
+
+class Moment(NamedTuple):
+    """When something was done.
+
+    Attributes:
+        num_issued: number of operations that were issued before.
+        at_s: seconds, see `time.monotonic`.
+    """
+
+    num_issued: int
+    at_s: float
+
+    def precedes(self, other: Moment, within_s: float) -> bool:
+        """Whether *other* came next, but for what a read asks the ranks to do, and soon."""
+        between = other.num_issued - self.num_issued
+        return 0 <= between <= _MAX_READ_OPS and other.at_s - self.at_s < within_s
 
 
 class Sequenced:

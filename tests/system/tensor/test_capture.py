@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,6 +169,28 @@ def test_a_replay_is_one_message_and_leaves_nothing(procs: ProcMesh, monkeypatch
         gc.collect()
         other(x)
         assert inspect(templates_held()) <= count  # it was forgotten, and one of the new ones is known
+
+
+def test_a_replay_that_is_read_each_time_leaves_with_the_read(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    with procs.activate():
+        x = torch.randn(4)
+        engine = x._h.view.engine  # type: ignore[attr-defined]
+        monkeypatch.setattr(engine, "config", replace(engine.config, flush_s=_GET_S))
+        step = procs.capture(lambda batch: batch + 1)
+        for _ in range(4):
+            inspect(step(x))
+        sync(procs)
+        sent: list[bool] = []
+        send = engine.send
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "send", lambda **options: sent.append(bool(options.get("read"))) or send(**options))  # type: ignore[func-returns-value]
+            for _ in range(3):
+                assert inspect(step(x)).tolist() == inspect(x + 1).tolist()
+            assert sent == [True] * 6
+            sent.clear()
+            for _ in range(4):
+                step(x)  # the first one waits for a read, the others do not
+            assert sent == [False] * 3
 
 
 def worker_of() -> Any:
