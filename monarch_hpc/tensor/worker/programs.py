@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from monarch_hpc.tensor.stream.records import OPTIMIZER_STEP, OptimizerSpec, ProgramSpec, Ref, float_of
 from monarch_hpc.tensor.worker.foreach import steps_at_once
+from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
 __all__ = ["ReplayReports", "ReplayedProgram", "SteppedOptimizer", "SteppedUpdate"]
@@ -149,7 +151,8 @@ class SteppedOptimizer:
                     local.grad = None if grad is None else local_of(grad)
                 elif parameter.grad is not grad:
                     raise RuntimeError("parameters of a module on the ranks step with a RemoteOptimizer")
-        self._optimizer.step()
+        with WithoutModes() if self._is_local else nullcontext():
+            self._optimizer.step()
         for place, name, number in self._state:
             if self._optimizer.state[self._locals[place]].get(name) is not self._local(values[number]):
                 raise RuntimeError(f"{self._spec.name} has replaced its {name!r}, which a captured step cannot follow")

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from monarch_hpc.tensor.worker.collectives.staging import to_device
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter, count_with
+from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 
 __all__ = [
@@ -159,21 +160,27 @@ def settle_gradients(leaves: Iterable[Any]) -> None:
             else:
                 leaf.grad = grad.redistribute(placements=leaf.placements)
         for (places, _), summed in sums.items():
-            parts = [leaf.grad._local_tensor for leaf in summed]  # type: ignore[union-attr]
+            _add_up(places, summed)
+
+
+def _add_up(places: tuple[int, ...], leaves: list[DTensor]) -> None:
+    """Replace gradients by their sums over some dimensions of the mesh, over which the leaves are replicated."""
+    mesh = current_ops().mesh
+    places = tuple(place for place in places if mesh.size(place) > 1)
+    grads: list[Any] = [leaf.grad for leaf in leaves]
+    with WithoutModes():  # all are plain tensors: to a mode each operator costs as much again
+        parts = [grad._local_tensor for grad in grads]
+        if places:
             flat = parts[0].new_empty(sum(part.numel() for part in parts))
             torch.cat([part.reshape(-1) for part in parts], out=flat)
             for place in places:
-                current_ops().mesh.get_group(place).allreduce([flat]).wait()
-            for leaf, total in zip(summed, torch.split(flat, [part.numel() for part in parts]), strict=True):
-                grad = leaf.grad
-                leaf.grad = DTensor.from_local(
-                    total.view(grad._local_tensor.shape).clone(),  # type: ignore[union-attr]
-                    leaf.device_mesh,
-                    leaf.placements,
-                    run_check=False,
-                    shape=grad.shape,  # type: ignore[union-attr]
-                    stride=grad.stride(),  # type: ignore[union-attr]
-                )
+                mesh.get_group(place).allreduce([flat]).wait()
+            totals = torch.split(flat, [part.numel() for part in parts])
+            parts = [total.view(part.shape).clone() for total, part in zip(totals, parts, strict=True)]
+        for leaf, grad, part in zip(leaves, grads, parts, strict=True):
+            leaf.grad = DTensor.from_local(
+                part, leaf.device_mesh, leaf.placements, run_check=False, shape=grad.shape, stride=grad.stride()
+            )
 
 
 def _summed_places(grad: DTensor, leaf: DTensor) -> tuple[int, ...]:
