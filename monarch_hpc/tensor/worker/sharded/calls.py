@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from monarch_hpc.tensor.worker.collectives.staging import to_device
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter, count_with
-from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "placements",
     "redistribute",
     "seed",
-    "settle_gradients",
     "shard",
     "whole",
 ]
@@ -141,54 +139,3 @@ def count_communication(begins: bool) -> dict[tuple[int, str], tuple[int, int]] 
 def seed(number: int) -> None:
     """Restart the random numbers of the mesh."""
     current_ops().seed(number)
-
-
-def settle_gradients(leaves: Iterable[Any]) -> None:
-    """Place the gradients of leaves as they are: what backward passes have added up is summed here, once.
-
-    Sums over the same dimensions of the mesh of the same type of elements travel in one message.
-    """
-    sums: dict[Any, list[DTensor]] = {}
-    with torch.no_grad():
-        for leaf in leaves:
-            grad = leaf.grad
-            if not isinstance(grad, DTensor) or grad.placements == leaf.placements:
-                continue
-            places = _summed_places(grad, leaf)
-            if places and grad.numel():
-                sums.setdefault((places, grad.dtype), []).append(leaf)
-            else:
-                leaf.grad = grad.redistribute(placements=leaf.placements)
-        for (places, _), summed in sums.items():
-            _add_up(places, summed)
-
-
-def _add_up(places: tuple[int, ...], leaves: list[DTensor]) -> None:
-    """Replace gradients by their sums over some dimensions of the mesh, over which the leaves are replicated."""
-    mesh = current_ops().mesh
-    places = tuple(place for place in places if mesh.size(place) > 1)
-    grads: list[Any] = [leaf.grad for leaf in leaves]
-    with WithoutModes():  # all are plain tensors: to a mode each operator costs as much again
-        parts = [grad._local_tensor for grad in grads]
-        if places:
-            flat = parts[0].new_empty(sum(part.numel() for part in parts))
-            torch.cat([part.reshape(-1) for part in parts], out=flat)
-            for place in places:
-                mesh.get_group(place).allreduce([flat]).wait()
-            totals = torch.split(flat, [part.numel() for part in parts])
-            parts = [total.view(part.shape).clone() for total, part in zip(totals, parts, strict=True)]
-        for leaf, grad, part in zip(leaves, grads, parts, strict=True):
-            leaf.grad = DTensor.from_local(
-                part, leaf.device_mesh, leaf.placements, run_check=False, shape=grad.shape, stride=grad.stride()
-            )
-
-
-def _summed_places(grad: DTensor, leaf: DTensor) -> tuple[int, ...]:
-    """The dimensions of the mesh to sum a gradient over, where that alone places it as its leaf is."""
-    places = []
-    for place, (have, want) in enumerate(zip(grad.placements, leaf.placements, strict=True)):
-        if isinstance(have, Partial) and have.reduce_op == "sum" and isinstance(want, Replicate):
-            places.append(place)
-        elif have != want:
-            return ()
-    return tuple(places)
