@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from monarch_hpc.tensor.stream.records import OPTIMIZER_STEP, OptimizerSpec, ProgramSpec, Ref, float_of
 from monarch_hpc.tensor.worker.foreach import steps_at_once
+from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
 from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
 
 __all__ = ["ReplayReports", "ReplayedProgram", "SteppedOptimizer", "SteppedUpdate"]
@@ -110,6 +112,7 @@ class SteppedOptimizer:
         self._optimizer: Any = None
         self._is_local = False
         self._locals: list[Any] = []
+        self._held: list[tuple[dict[str, Any], str, int]] = []
         self.parameters = [number for numbers, _ in spec.groups for number in numbers]
         self._state = [
             (place, name, entry.number)
@@ -144,19 +147,22 @@ class SteppedOptimizer:
         parameters = [values[number] for number in self.parameters]
         if sharding is not None:
             for number, parameter, local in zip(self.parameters, parameters, self._locals, strict=True):
-                grad = sharding.grad_of(number, values)
+                grad = sharding.settled_grad(number, values)
+                if grad is None:
+                    grad = sharding.grad_of(number, values)
                 if local is not parameter:
                     local.grad = None if grad is None else local_of(grad)
                 elif parameter.grad is not grad:
                     raise RuntimeError("parameters of a module on the ranks step with a RemoteOptimizer")
-        self._optimizer.step()
-        for place, name, number in self._state:
-            if self._optimizer.state[self._locals[place]].get(name) is not self._local(values[number]):
+        with WithoutModes() if self._is_local else nullcontext():
+            self._optimizer.step()
+        for state, name, number in self._held:
+            if state.get(name) is not self._local(values[number]):
                 raise RuntimeError(f"{self._spec.name} has replaced its {name!r}, which a captured step cannot follow")
         if self._is_local:
-            for parameter, local in zip(parameters, self._locals, strict=True):
+            for local in self._locals:
                 local.grad = None
-                torch.autograd.graph.increment_version(parameter)  # DTensors do not see what their shards go through
+            torch.autograd.graph.increment_version(parameters)  # DTensors do not see what their shards go through
 
     def _local(self, value: Any) -> Any:
         return local_of(value) if self._is_local else value
@@ -187,6 +193,7 @@ class SteppedOptimizer:
                     for name, entry in state.items()
                 }
         self._locals = [self._local(parameter) for parameter in parameters]
+        self._held = [(optimizer.state[self._locals[place]], name, number) for place, name, number in self._state]
         return optimizer
 
 

@@ -24,6 +24,7 @@ from monarch_hpc.tensor.worker.healing.state import blank_like, describe_values,
 from monarch_hpc.tensor.worker.sharded import calls
 from monarch_hpc.tensor.worker.sharded.device_mesh import make_device_mesh
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
+from monarch_hpc.tensor.worker.sharded.settling import settle_gradients
 from monarch_hpc.tensor.worker.values import Values
 
 DEVICE = torch.device("meta")
@@ -59,7 +60,7 @@ def test_a_training_step_stays_on_the_device(ops: ShardedOps) -> None:
     hidden: Any = nn.functional.dropout(nn.functional.gelu(x @ weights[0] + weights[1]), 0.5)
     loss: Any = nn.functional.cross_entropy(hidden, target)
     loss.backward()
-    calls.settle_gradients(weights)
+    settle_gradients(weights)
     grads = [weight.grad for weight in weights]
     norm = nn.utils.clip_grad_norm_(weights, 1.0, foreach=False)
     optimizer.step()

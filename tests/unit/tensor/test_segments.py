@@ -52,7 +52,7 @@ def test_records_in_a_row_are_one_graph_and_other_records_end_it() -> None:
             WriteNote((1,)),
             call(aten.add_.Tensor, B, C),
         ),
-        recorded(PartKind.AS_RECORDED),
+        recorded(PartKind.OPTIMIZER),
         recorded(PartKind.OPERATION, call(aten.neg.default, D, out=4), call(aten.t.default, E, out=5)),
     ]
     slots = [SlotFact(CUDA, slot) for slot in (0, 1, 2, 0, 4, 4)]

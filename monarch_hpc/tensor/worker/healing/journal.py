@@ -60,7 +60,7 @@ class Journal:
 
     def save(self, tensors: Iterable[Any]) -> None:
         """Copy the memory of tensors that are about to be written to, unless it is younger than the last commit."""
-        if not self._saves:
+        if not self._saves or not self.mark:
             return
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):

@@ -13,19 +13,19 @@ from monarch_hpc.tensor.worker.template import Template
 
 __all__ = ["Origin", "PartKind", "StepPart", "ValueSource", "parts_of"]
 
-_AS_RECORDED = frozenset({GET_GRAD, OPTIMIZER_STEP})
 _PURE = frozenset({"global_from_shards", "local", "made", "redistribute"})
 """Functions of ours by name that do nothing but to run operators; see `sharded.calls`."""
 _CALLS = "monarch_hpc.tensor.worker.sharded.calls"
 
 
 class PartKind(Enum):
-    """How a part is replayed."""
+    """What a part does; an optimizer steps as it was recorded."""
 
     OPERATION = "operation"
     BACKWARD = "backward"
+    GRADIENT = "gradient"
     DROPS = "drops"
-    AS_RECORDED = "as recorded"
+    OPTIMIZER = "optimizer's step"
 
 
 class Origin(Enum):
@@ -51,14 +51,13 @@ class StepPart(NamedTuple):
         end: position behind its last one.
         seq: sequence number, counted from the step's first.
         name: of the operation.
-        kind: how it is replayed.
-        refs: values that it uses.
+        kind: what it does.
+        refs: values that it uses; of one that takes a gradient, the leaf.
         results: numbers of own values that it makes.
         drops: numbers of own values that it drops.
         written: values that it writes to.
         leaves: of a backward pass, the values whose gradients it makes.
         retains: of a backward pass, whether autograd's graph is kept.
-        steps: whether it steps an optimizer.
         resets: the value whose gradient it drops; None if it drops none.
     """
 
@@ -73,7 +72,6 @@ class StepPart(NamedTuple):
     written: tuple[ValueSource, ...] = ()
     leaves: tuple[ValueSource, ...] = ()
     retains: bool = False
-    steps: bool = False
     resets: ValueSource | None = None
 
 
@@ -129,9 +127,10 @@ def parts_of(
             part = StepPart(i, end, seq, "", PartKind.DROPS, drops=tuple(ints[i + 2 : end]))
         elif number == NO_GRAD:
             part = StepPart(i, end, seq, "Tensor.grad", PartKind.DROPS, resets=source(i + 1))
-        elif number in _AS_RECORDED:
-            made = (ints[i + 2],) if number == GET_GRAD else ()
-            part = StepPart(i, end, seq, "", PartKind.AS_RECORDED, results=made, steps=number == OPTIMIZER_STEP)
+        elif number == GET_GRAD:
+            part = StepPart(i, end, seq, "Tensor.grad", PartKind.GRADIENT, sources([i + 1]), (ints[i + 2],))
+        elif number == OPTIMIZER_STEP:
+            part = StepPart(i, end, seq, "", PartKind.OPTIMIZER)
         else:
             raise CannotLower("it calls functions or modules on the ranks, or changes what requires a gradient")
         found.append(part)

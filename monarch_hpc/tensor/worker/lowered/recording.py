@@ -177,8 +177,8 @@ class _Recorder:
 
     def run(self, place: int) -> None:
         part = self._parts[place]
-        if part.kind in (PartKind.AS_RECORDED, PartKind.DROPS):
-            if part.steps:
+        if part.kind in (PartKind.DROPS, PartKind.GRADIENT, PartKind.OPTIMIZER):
+            if part.kind is PartKind.OPTIMIZER:
                 self._keep_sums()
             self._replay.run_parts(part, part)
             self._found.append(RecordedPart(part))

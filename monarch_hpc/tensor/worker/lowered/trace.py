@@ -216,6 +216,8 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self._put(result, args[0].number)
             return
         is_many = isinstance(result, (list, tuple))
+        if not is_many and _is_abstract(result):
+            return
         outs: list[int | None] = []
         memories = {
             storage_of(leaf): self.slots[slot].memory

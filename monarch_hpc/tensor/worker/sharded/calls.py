@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,6 @@ __all__ = [
     "placements",
     "redistribute",
     "seed",
-    "settle_gradients",
     "shard",
     "whole",
 ]
@@ -140,48 +139,3 @@ def count_communication(begins: bool) -> dict[tuple[int, str], tuple[int, int]] 
 def seed(number: int) -> None:
     """Restart the random numbers of the mesh."""
     current_ops().seed(number)
-
-
-def settle_gradients(leaves: Iterable[Any]) -> None:
-    """Place the gradients of leaves as they are: what backward passes have added up is summed here, once.
-
-    Sums over the same dimensions of the mesh of the same type of elements travel in one message.
-    """
-    sums: dict[Any, list[DTensor]] = {}
-    with torch.no_grad():
-        for leaf in leaves:
-            grad = leaf.grad
-            if not isinstance(grad, DTensor) or grad.placements == leaf.placements:
-                continue
-            places = _summed_places(grad, leaf)
-            if places and grad.numel():
-                sums.setdefault((places, grad.dtype), []).append(leaf)
-            else:
-                leaf.grad = grad.redistribute(placements=leaf.placements)
-        for (places, _), summed in sums.items():
-            parts = [leaf.grad._local_tensor for leaf in summed]  # type: ignore[union-attr]
-            flat = parts[0].new_empty(sum(part.numel() for part in parts))
-            torch.cat([part.reshape(-1) for part in parts], out=flat)
-            for place in places:
-                current_ops().mesh.get_group(place).allreduce([flat]).wait()
-            for leaf, total in zip(summed, torch.split(flat, [part.numel() for part in parts]), strict=True):
-                grad = leaf.grad
-                leaf.grad = DTensor.from_local(
-                    total.view(grad._local_tensor.shape).clone(),  # type: ignore[union-attr]
-                    leaf.device_mesh,
-                    leaf.placements,
-                    run_check=False,
-                    shape=grad.shape,  # type: ignore[union-attr]
-                    stride=grad.stride(),  # type: ignore[union-attr]
-                )
-
-
-def _summed_places(grad: DTensor, leaf: DTensor) -> tuple[int, ...]:
-    """The dimensions of the mesh to sum a gradient over, where that alone places it as its leaf is."""
-    places = []
-    for place, (have, want) in enumerate(zip(grad.placements, leaf.placements, strict=True)):
-        if isinstance(have, Partial) and have.reduce_op == "sum" and isinstance(want, Replicate):
-            places.append(place)
-        elif have != want:
-            return ()
-    return tuple(places)

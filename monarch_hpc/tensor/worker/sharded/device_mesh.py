@@ -27,12 +27,14 @@ class RankMesh(DeviceMesh):
     Attributes:
         propagated: what DTensor has worked out for operators, see `propagation`.
         specs: what describes tensors of this mesh, see `wrapping`.
+        settlings: how gradients are summed, see `settling`.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.propagated: dict[Any, Any] = {}
         self.specs: dict[Any, Any] = {}
+        self.settlings: dict[Any, Any] = {}
 
     def get_rank(self) -> int:
         """This rank."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Below", "BelowAll", "WithoutModes"]
+__all__ = ["Above", "Below", "BelowAll", "WithoutModes"]
 
 _torch: Any = torch._C
 
@@ -48,6 +48,25 @@ class BelowAll(WithoutModes):
     def __exit__(self, *_: object) -> None:
         self._guard.__exit__(None, None, None)
         super().__exit__()
+
+
+class Above:
+    """While it is entered, another one is not.
+
+    Args:
+        left: that one, which is entered before and after.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self, left: WithoutModes) -> None:
+        self._left = left
+
+    def __enter__(self) -> None:
+        self._left.__exit__(None, None, None)
+
+    def __exit__(self, *_: object) -> None:
+        self._left.__enter__()
 
 
 class Below(WithoutModes):

@@ -12,12 +12,13 @@ from torch.distributed.tensor import DTensor
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.collectives.groups import Groups
 from monarch_hpc.tensor.worker.collectives.staging import device_of
-from monarch_hpc.tensor.worker.sharded.calls import entered, settle_gradients
+from monarch_hpc.tensor.worker.sharded.calls import entered
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
 from monarch_hpc.tensor.worker.sharded.device_mesh import bare_device_mesh, make_device_mesh, replace_groups
 from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
 from monarch_hpc.tensor.worker.sharded.propagation import remember_propagated
 from monarch_hpc.tensor.worker.sharded.rules import ShardedOps
+from monarch_hpc.tensor.worker.sharded.settling import is_settled, settle_gradients
 from monarch_hpc.tensor.worker.sharded.world import World
 from monarch_hpc.tensor.worker.sharded.wrapping import wrapped
 from monarch_hpc.tensor.worker.values import Values
@@ -65,6 +66,16 @@ class Sharding:
         else:
             settle_gradients([values[number]])
         return values[number].grad
+
+    def settled_grad(self, number: int, values: Values) -> DTensor | None:
+        """What `grad_of` returns, where there is nothing to sum; None if there is, or no gradient here."""
+        if number in self._unsummed or values.grads:
+            return None
+        leaf = values.get(number)
+        grad = getattr(leaf, "grad", None)
+        if not isinstance(leaf, DTensor) or not isinstance(grad, DTensor):
+            return None
+        return grad if is_settled(grad, leaf) else None
 
     def settle(self, leaves: list[int], values: Values) -> None:
         """Sum all gradients that are not summed yet, and those of some leaves, so that `grad_of` needs nobody else."""

@@ -8,9 +8,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-__all__ = ["with_spec", "wrapped"]
+__all__ = ["MAX_SPECS", "spec_of", "with_spec", "wrapped"]
 
-_MAX_SPECS = 1024
+MAX_SPECS = 1024
 """Number of descriptions that are kept for a mesh: a training has some tens, changing shapes have any number."""
 
 
@@ -26,14 +26,21 @@ def wrapped(
         shape: of the whole.
         stride: of the whole.
     """
-    key = placements, shape, stride, own.dtype
-    spec = mesh.specs.get(key)
+    return with_spec(own, spec_of(mesh, placements, shape, stride, own.dtype))
+
+
+def spec_of(
+    mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> DTensorSpec:
+    """The description of a sharded tensor, see `wrapped`; the same object for the same."""
+    key = placements, shape, stride, dtype
+    spec: DTensorSpec | None = mesh.specs.get(key)
     if spec is None:
-        if len(mesh.specs) >= _MAX_SPECS:
+        if len(mesh.specs) >= MAX_SPECS:
             mesh.specs.clear()
-        meta = TensorMeta(torch.Size(shape), stride, own.dtype)
+        meta = TensorMeta(torch.Size(shape), stride, dtype)
         spec = mesh.specs[key] = DTensorSpec(mesh, placements, tensor_meta=meta)
-    return with_spec(own, spec)
+    return spec
 
 
 def with_spec(own: torch.Tensor, spec: DTensorSpec) -> DTensor:

@@ -11,8 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from monarch_hpc.tensor.worker.foreach import steps_at_once
-from monarch_hpc.tensor.worker.sharded.calls import current_ops, settle_gradients
+from monarch_hpc.tensor.worker.sharded.calls import current_ops
 from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
+from monarch_hpc.tensor.worker.sharded.settling import settle_gradients
 from monarch_hpc.tensor.worker.training.placed import behind_local, placed_as, placements_on
 
 __all__ = ["BY_ELEMENT", "HostedOptimizer", "build", "change", "load_state", "state", "step", "zero_grad"]

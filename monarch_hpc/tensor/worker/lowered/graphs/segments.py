@@ -96,9 +96,11 @@ def _runs(recording: ReplayRecording, devices: Collection[str]) -> Iterable[tupl
     pieces: list[SegmentPiece] = []
     kind: _Kind | None = None  # of the operators so far
     for place, found in enumerate(recording.parts):
-        if found.part.kind is PartKind.AS_RECORDED:
+        if found.part.kind in (PartKind.GRADIENT, PartKind.OPTIMIZER):
             if pieces:
                 yield pieces, kind or _NO_KIND
+            if found.part.kind is PartKind.GRADIENT:
+                yield [SegmentPiece(place, 0, 0, True, True)], _NO_KIND
             pieces, kind = [], None
             continue
         begin, draws = 0, False
@@ -129,10 +131,7 @@ def _kind(one: Instruction, draws: bool, slots: Sequence[SlotFact], devices: Col
         return "", "collectives"
     if _BY_POSITION in str(one.op):
         return "", f"{_BY_POSITION}, which counts from the start of a tensor's memory"
-    made = {slots[slot].device for slot in made_by((one,))}
-    if made and all(device.type == "meta" for device in made):
-        return None  # DTensor works out a shape
-    used = made | {slots[slot].device for slot in used_by((one,))}
+    used = {slots[slot].device for slot in (*made_by((one,)), *used_by((one,)))}
     wrong = sorted(str(device) for device in used if device.type not in devices)
     if wrong or len(used) != 1:
         return "", f"tensors on {wrong[0]}" if wrong else "tensors on several devices, or none"
