@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from operator import getitem, is_
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -197,27 +198,55 @@ class Guards:
             tensor, path = reached.tensors[number]
             self._tensors.append((tensor, tensor._m, number))
             edges.update((_hashable(edge), (edge, _get(edge))) for edge in path)
-        self._edges = list(edges.values())
-        self._scalars = [
-            (edge, value, value.__class__) for key, (edge, value) in reached.scalars.items() if key not in volatile
-        ]
-        modules = {id(child): child for _, child in self._edges if isinstance(child, nn.Module)}
-        self._sizes = [
-            (part, len(part))
-            for module in modules.values()
-            for part in (module._modules, module._parameters, module._buffers)
-        ]
+        self._edges = _Held(edges.values())
+        self._scalars = _Held(found for key, found in reached.scalars.items() if key not in volatile)
+        modules = {id(child): child for _, child in edges.values() if isinstance(child, nn.Module)}
+        parts = [(one._modules, one._parameters, one._buffers) for one in modules.values()]
+        self._sizes = _Held((("len", part, "length"), len(part)) for three in parts for part in three)
 
     def hold(self) -> bool:
         """Whether all is as it was."""
-        for edge, child in self._edges:
-            if _get(edge) is not child:
-                return False
+        if not self._edges.are_same():
+            return False
         for tensor, meta, number in self._tensors:
             if tensor._m is not meta or tensor._h.number != number:
                 return False
-        for edge, value, kind in self._scalars:
+        return (self._scalars.are_same() or self._scalars.are_equal()) and self._sizes.are_same()
+
+
+class _Held:
+    """Edges, and what they led to.
+
+    Args:
+        edges: edges and values.
+    """
+
+    def __init__(self, edges: Iterable[tuple[Edge, Any]]) -> None:
+        self._all = list(edges)
+        items = [(edge, value) for edge, value in self._all if edge[0] == "item"]
+        self._holders = [holder for (_, holder, _), _ in items]
+        self._keys = [key for (_, _, key), _ in items]
+        self._values = [value for _, value in items]
+        self._sized = [holder for (kind, holder, _), _ in self._all if kind == "len"]
+        self._sizes = [value for (kind, _, _), value in self._all if kind == "len"]
+        self._cells = [(edge, value) for edge, value in self._all if edge[0] == "cell"]
+
+    def are_same(self) -> bool:
+        """Whether they lead to the same objects; of thousands, many in each call of a step, so without a loop here."""
+        try:
+            found = all(map(is_, map(getitem, self._holders, self._keys), self._values))
+        except (LookupError, ValueError):
+            return False
+        return (
+            found
+            and list(map(len, self._sized)) == self._sizes
+            and all(_get(edge) is value for edge, value in self._cells)
+        )
+
+    def are_equal(self) -> bool:
+        """Whether they lead to equal objects of the same types."""
+        for edge, value in self._all:
             given = _get(edge)
-            if given is not value and (given.__class__ is not kind or given != value):
+            if given is not value and (given.__class__ is not value.__class__ or given != value):
                 return False
-        return all(len(holder) == size for holder, size in self._sizes)
+        return True

@@ -33,6 +33,7 @@ class SiteLines:
         self._kept: list[CodeType] = []
         self._known: dict[tuple[int, ...], int] = {}
         self._lines: list[str] = []
+        self._last: tuple[list[Site], bytes] = [], b""
 
     def of(self, sites: list[Site], ranks: tuple[int, ...]) -> tuple[int, tuple[str, ...], bytes]:
         """What a frame says about the lines of its operations.
@@ -45,14 +46,19 @@ class SiteLines:
             The number of the first line that is told, the lines from there on, and the number of each operation's
             line, from 1; 0 for one that is not told.
         """
+        first = self._known.get(ranks, 0)
+        if sites != self._last[0]:  # loops have the same ones, to compare which takes no time
+            self._last = sites, self._numbers_of(sites)
+        self._known[ranks] = len(self._lines)
+        return first, tuple(self._lines[first:]), self._last[1]
+
+    def _numbers_of(self, sites: list[Site]) -> bytes:
         numbers = self._numbers
         try:
             found = [numbers[id(code), last] for code, last in sites]
         except KeyError:
             found = [self._number(site) for site in sites]
-        first = self._known.get(ranks, 0)
-        self._known[ranks] = len(self._lines)
-        return first, tuple(self._lines[first:]), array("H", found).tobytes()
+        return array("H", found).tobytes()
 
     def _number(self, site: Site) -> int:
         code, last = site
