@@ -164,6 +164,12 @@ def main() -> None:
         data,
         lambda loss: loss.item(),
     )
+    gpt_alone = build()
+    rows["GPT, one process"] = (
+        step_of(gpt_alone, torch.optim.AdamW(gpt_alone.parameters(), lr=1e-3), loss_of=loss_of),
+        list(batch_of()),
+        lambda loss: loss.item(),
+    )
     taken: dict[str, list[tuple[float, float, float]]] = {}
     for place in range(chosen.rounds + 1):  # the first one warms up
         for name, (step, given, read) in rows.items():

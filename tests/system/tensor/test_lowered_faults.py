@@ -60,6 +60,47 @@ def test_a_failure_spoils_what_it_would_and_the_step_goes_on(mesh: Mesh) -> None
     assert found[0] == found[1]
 
 
+def test_a_failure_before_gradients_are_read_spoils_them_and_the_step_of_the_optimizer(mesh: Mesh) -> None:
+    found = []
+    for lower in (False, True):
+        torch.manual_seed(1)
+        table = distribute(torch.randn(4, 3), mesh, []).requires_grad_()
+        other, third = (distribute(torch.randn(3), mesh, []).requires_grad_() for _ in range(2))
+        optimizers = [torch.optim.SGD([one], lr=0.1, momentum=0.9) for one in (table, other)]
+
+        def step(
+            index: Any, x: Any, table: Any = table, other: Any = other, third: Any = third, optimizers: Any = optimizers
+        ) -> Any:
+            table.grad = other.grad = third.grad = None
+            fine = (x * other).sum()
+            fine.backward()
+            ((x[:2] * table[index]).sum() + third.sum()).backward()  # of which the gradient of third needs no value
+            norms = [nn.utils.clip_grad_norm_([one], 0.5) for one in (other, table)]
+            for optimizer in optimizers:
+                optimizer.step()
+            return fine.detach(), *norms
+
+        run = mesh.capture(step, lower=lower)
+        seen: list[Any] = []
+        for turn in range(9):
+            index = distribute(torch.tensor([0, 9 if turn == 6 else turn % 4]), mesh, [])
+            x = distribute(torch.randn(4, 3, generator=torch.Generator().manual_seed(turn)), mesh, ["dp"])
+            results = run(index, x)
+            if turn >= 6:  # the parameter itself is lost with the step that has failed
+                for spoilt in (results[2], table, *([third.grad] if turn == 6 else [])):
+                    with pytest.raises(RemoteOpError, match=r"out of (bounds|range)"):
+                        spoilt.full_tensor()
+                seen += bits([*results[:2], other])
+            else:
+                seen += bits([*results, table, other])
+        found.append(seen)
+        mesh.sync()  # there are no other errors
+        assert lowering(run) <= (
+            {"", "what it uses from outside has changed"} if lower else {"it was asked not to (lower=False)"}
+        )
+    assert found[0] == found[1]
+
+
 def test_a_death_among_steps_below_dtensor_is_healed_exactly(grid_of_its_own: ProcMesh) -> None:
     num, at = 14, 9
     mesh = Mesh(procs=grid_of_its_own)

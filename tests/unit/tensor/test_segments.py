@@ -25,7 +25,7 @@ def call(op: Any, *args: Any, out: int | None = None) -> Call:
 
 
 def recorded(kind: PartKind, *instructions: Instruction) -> RecordedPart:
-    return RecordedPart(StepPart(0, 1, 0, "a record", kind), (), instructions)
+    return RecordedPart(StepPart(0, 1, 0, "a record", kind), instructions=instructions)
 
 
 def recording(parts: list[RecordedPart], slots: list[SlotFact], *kept: int) -> ReplayRecording:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch_hpc.tensor.stream.records import MeshSpec
 from monarch_hpc.tensor.worker.sharded.device_mesh import bare_device_mesh
-from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
+from monarch_hpc.tensor.worker.sharded.modes import Above, BelowAll, WithoutModes
 from monarch_hpc.tensor.worker.sharded.wrapping import wrapped
 
 
@@ -62,3 +62,19 @@ def test_modes_are_out_of_force_and_return_in_their_order() -> None:
         assert inner.num == 1
     torch.ones(1)
     assert outer.num == 1
+
+
+def test_what_is_left_for_a_while_is_in_force_again_afterwards() -> None:
+    with _Seen() as seen:
+        below = BelowAll()
+        with below:
+            with Above(below):
+                torch.ones(1)
+                assert seen.num == 1 and (torch.ones(1, requires_grad=True) * 2).requires_grad
+            with pytest.raises(ZeroDivisionError), Above(below):
+                raise ZeroDivisionError
+            before = seen.num
+            assert not (torch.ones(1, requires_grad=True) * 2).requires_grad
+            assert seen.num == before
+        torch.ones(1)
+        assert seen.num == before + 1

@@ -57,7 +57,9 @@ def recording_of(
 
 
 def _part(seq: int, instructions: Sequence[Instruction]) -> RecordedPart:
-    return RecordedPart(StepPart(seq, seq + 1, seq, f"record {seq}", PartKind.OPERATION), (), tuple(instructions))
+    return RecordedPart(
+        StepPart(seq, seq + 1, seq, f"record {seq}", PartKind.OPERATION), instructions=tuple(instructions)
+    )
 
 
 class TracedStep:

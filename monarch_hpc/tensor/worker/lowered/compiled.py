@@ -43,7 +43,7 @@ class CompiledPart:
         self.held = tuple(number for number in found.part.drops if number in held)
         bound = {slot for _, slot, _ in found.grads} | {one.slot for one in self.kept}
         self.outs = frozenset(made_by(found.instructions))
-        self.ins = frozenset(used_by(found.instructions)) | (bound - self.outs)
+        self.ins = frozenset(found.uses) | frozenset(used_by(found.instructions)) | (bound - self.outs)
         self.after = tuple(drops & bound)
         self._instructions = found.instructions
         self._drops = drops - bound

@@ -91,6 +91,7 @@ class RecordedPart(NamedTuple):
 
     Attributes:
         part: the record.
+        uses: slots of the values that it uses, also where no operator does: it fails if they could not be made.
         loads: slots that get a value's part, or that of its gradient, before it.
         instructions: the operators.
         grads: of a backward pass, leaves with new gradients, their slots, and DTensorSpecs.
@@ -99,6 +100,7 @@ class RecordedPart(NamedTuple):
     """
 
     part: StepPart
+    uses: tuple[int, ...] = ()
     loads: tuple[tuple[int, ValueSource, bool], ...] = ()
     instructions: tuple[Instruction, ...] = ()
     grads: tuple[tuple[ValueSource, int, Any], ...] = ()
@@ -184,7 +186,7 @@ class _Recorder:
             self._found.append(RecordedPart(part))
             return
         try:
-            loads = self._loads(part)
+            uses, loads = self._used(part)
         except CannotLower as refusal:
             self.reason = refusal.reason
             self._replay.run_parts(part, part)
@@ -208,10 +210,12 @@ class _Recorder:
         except CannotLower as refusal:
             self.reason = refusal.reason
             return
-        self._found.append(RecordedPart(part, loads, instructions, grads, writes, spoils))
+        self._found.append(RecordedPart(part, uses, loads, instructions, grads, writes, spoils))
 
-    def _loads(self, part: StepPart) -> tuple[tuple[int, ValueSource, bool], ...]:
+    def _used(self, part: StepPart) -> tuple[tuple[int, ...], tuple[tuple[int, ValueSource, bool], ...]]:
+        """See `RecordedPart`: *uses* and *loads*."""
         found = []
+        uses = []
         num_outside = len(self._outside)
         for source in dict.fromkeys((*part.refs, *part.leaves)):
             value = self._replay.value(source)
@@ -226,14 +230,17 @@ class _Recorder:
             if slot is None and is_made:
                 raise CannotLower("it uses a result that no operator of the step has made")
             if slot is None:
-                found.append((self.trace.define(own_part(value)), source, False))
+                slot = self.trace.define(own_part(value))
+                found.append((slot, source, False))
+            if source in part.refs:
+                uses.append(slot)
         if part.leaves or len(self._outside) > num_outside:
             self._check_gradients()
         for leaf in part.leaves:
             grad = self._outside[leaf].grad if leaf in self._outside else None
             if grad is not None and self.trace.slot_of(own_part(grad)) is None:
                 found.append((self.trace.define(own_part(grad)), leaf, True))
-        return tuple(found)
+        return tuple(uses), tuple(found)
 
     def _check_gradients(self) -> None:
         """Refuse gradients that are values from outside, too: what is one memory now may be two at a replay."""
