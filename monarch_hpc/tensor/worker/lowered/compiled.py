@@ -65,6 +65,8 @@ class CompiledPart:
             if self.held or part.resets is not None:
                 writer.line(f"X.drop({writer.named(self)})")
             return
+        if kind is PartKind.OPERATION and not (self._instructions or self.loads or self.kept):
+            return  # a result that is an argument
         writer.line(f"X.at={place}")
         writer.line(f"begin(seq+{part.seq},{part.name!r})")
         if kind is PartKind.GRADIENT:
