@@ -76,9 +76,9 @@ def _is_alike(given: Any, value: Any) -> bool:
 
 def _counts(steps: list[torch.Tensor]) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
     """Numbers of steps, each with the tensors that have it."""
-    found: dict[tuple[float, torch.dtype], list[torch.Tensor]] = {}
+    found: dict[tuple[Any, ...], list[torch.Tensor]] = {}
     for step in steps:
-        found.setdefault((float(step), step.dtype), []).append(step)
+        found.setdefault((float(step), step.dtype, step.shape, step.device), []).append(step)
     return [(alike[0].detach().clone(), alike) for alike in found.values()]
 
 
