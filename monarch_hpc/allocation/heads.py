@@ -13,6 +13,7 @@ from pathlib import Path
 from monarch_hpc.allocation.document import read_document, write_document
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, ConfigError
+from monarch_hpc.core.storage.files import NEW_FILE
 
 __all__ = ["HeadPlace", "claim", "newer_head", "read_head", "write_head"]
 
@@ -43,7 +44,7 @@ def claim(folder: Path, text: str) -> None:
     """
     path = folder / _CLAIM
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | NEW_FILE, 0o600)
     except FileExistsError as error:
         holder = path.read_text(errors="replace").strip()
         raise AllocationError(folder.name, f"has a head already: {holder}; this second agent ends") from error

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.storage.files import private_dir
+from monarch_hpc.core.storage.files import NEW_FILE, private_dir
 
 __all__ = ["ERR", "OUT", "STREAMS", "OutputLog", "OutputReader", "Piece", "log_paths"]
 
@@ -30,7 +30,6 @@ _RECORD = struct.Struct("<QII")
 _BLOCK_RECORDS = 4096
 _MAX_TRIES = 5
 """A reader looks again for segments that were removed while it opened them: each took as long to fill as its limit."""
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +98,9 @@ class OutputLog:
     def _open(self, base: int) -> _Segment:
         private_dir(self._folder)
         log, index = log_paths(self._folder, base)
-        first = os.open(log, _FLAGS, 0o600)
+        first = os.open(log, os.O_RDWR | NEW_FILE, 0o600)
         try:
-            segment = self._segment = _Segment(first, os.open(index, _FLAGS, 0o600))
+            segment = self._segment = _Segment(first, os.open(index, os.O_RDWR | NEW_FILE, 0o600))
         except OSError:
             os.close(first)
             log.unlink()

@@ -13,7 +13,7 @@ from monarch_hpc.allocation.log_index import append_entry, index_of
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
-from monarch_hpc.core.storage.files import private_dir
+from monarch_hpc.core.storage.files import NEW_FILE, private_dir
 
 __all__ = ["OLD", "LogFiles"]
 
@@ -159,6 +159,6 @@ class LogFiles:
         self._indexed_s[path] = 0.0
         lost = f"; {lost_bytes} bytes before that were discarded" if lost_bytes else ""
         head = f"[monarch-hpc: earlier output is in {old.name}{lost} (config key 'logs.max_file_bytes')]\n"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | NEW_FILE, 0o600)
         with open(descriptor, "wb") as file:
             file.write(head.encode())

@@ -27,7 +27,7 @@ from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.cli.tables.absence import refuse_absent
 from monarch_hpc.cli.tables.question import NO_ALLOCATION, Question
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.storage.files import read_private, write_once, write_private
+from monarch_hpc.core.storage.files import NEW_FILE, read_private, write_once, write_private
 
 __all__ = ["command"]
 
@@ -192,7 +192,7 @@ def _write_textfile(file: Path, watch: Watch, every_s: float, asked: threading.E
 def _publish(file: Path, text: bytes) -> None:
     """Write a file whole or not at all, with the mode that the umask says: collectors run as users of their own."""
     scratch = file.with_name(f".{file.name}.{secrets.token_hex(6)}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(scratch, os.O_WRONLY | NEW_FILE, 0o666)
     try:
         with open(descriptor, "wb") as opened:
             opened.write(text)

@@ -19,6 +19,7 @@ from monarch_hpc.core.storage.ownership import others_may_write, shared_folder, 
 from monarch_hpc.core.storage.shortage import explained, shortage_note
 
 __all__ = [
+    "NEW_FILE",
     "check_writable",
     "open_folder",
     "open_output",
@@ -37,6 +38,9 @@ _MAX_JSON_BYTES = 16 << 20
 
 _MAX_LINKS = 40
 """Symbolic links followed in the path of a folder: as many as the kernel follows."""
+
+NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that open a file which is not there yet, not even as a link that somebody has made."""
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -138,7 +142,7 @@ def write_private(path: Path, data: bytes, *, durable: bool = True) -> None:
     with explained(path), _safe_folder(path) as folder:
         # Not tempfile: its import costs more than all of this, and os.urandom is all it would add.
         scratch = f".{path.name}.{os.urandom(6).hex()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | NEW_FILE
         descriptor = os.open(scratch, flags, 0o600, dir_fd=folder)
         try:
             with open(descriptor, "wb") as file:
@@ -165,7 +169,7 @@ def check_writable(path: Path) -> None:
     # os.access would not do: it knows neither quotas, nor a server that maps root to nobody, nor /proc.
     scratch = f".{path.name}.{os.urandom(6).hex()}"
     with explained(path), _safe_folder(path) as folder:
-        os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
+        os.close(os.open(scratch, os.O_WRONLY | NEW_FILE, 0o600, dir_fd=folder))
         os.unlink(scratch, dir_fd=folder)
 
 

@@ -20,6 +20,8 @@ from typing import cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
+from monarch_hpc.core.storage.files import NEW_FILE
+
 __all__ = ["Claim", "NewFiles", "write_part"]
 
 _PARTS = ".writ", ".metadata", "__"
@@ -32,15 +34,12 @@ _WRITING: set[Path] = set()
 """Folders that this process, as the first rank, is writing."""
 
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 def _open_new(path: str, _flags: int) -> int:
-    return os.open(path, _NEW, 0o666)  # whom a checkpoint is for is up to the umask
+    return os.open(path, os.O_WRONLY | NEW_FILE, 0o666)  # whom a checkpoint is for is up to the umask
 
 
 def _open_private(path: str, _flags: int) -> int:
-    return os.open(path, _NEW, 0o600)
+    return os.open(path, os.O_WRONLY | NEW_FILE, 0o600)
 
 
 def _open_own(path: str, _flags: int) -> int:
