@@ -24,7 +24,7 @@ from monarch_hpc.exceptions import DeviceMeshError
 from monarch_hpc.tensor import inspect
 from monarch_hpc.tensor.sharded.procs import NCCL_ENVIRONMENT, PRELOADED
 
-__all__ = ["Scenario", "collectives", "graphed", "healed", "trained"]
+__all__ = ["Scenario", "collectives", "graphed", "healed", "layered", "trained"]
 
 Scenario = Callable[[ProcMesh, str], None]
 
@@ -126,6 +126,35 @@ def graphed(procs: ProcMesh, device: str) -> None:
     _check(training, losses, len(procs.procs))
 
 
+def layered(procs: ProcMesh, device: str) -> None:
+    """Layers of images and attention of heads, on rows of each rank, as on CPUs within rounding."""
+    mesh = _mesh(procs, device)
+    torch.manual_seed(0)
+    images = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 8)),
+        *(nn.Conv2d(8, 8, 2, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(8), nn.Linear(8, 4)),
+    )
+    rows = torch.randn(8, 3, 16, 16)
+    placed = module_to_mesh(images, mesh)
+    found: Any = placed(distribute(rows, mesh, ["dp"]))
+    found.square().sum().backward()
+    expected = images(rows)
+    expected.square().sum().backward()
+    pairs = [
+        (found, expected),
+        *((one.grad, two.grad) for one, two in zip(placed.parameters(), images.parameters(), strict=True)),
+    ]
+    heads = torch.randn(8, 4, 16, 8)
+    given: Any = distribute(heads, mesh, ["dp"]).requires_grad_()
+    attended: Any = nn.functional.scaled_dot_product_attention(given, given, given, is_causal=True)
+    attended.square().sum().backward()
+    alone = heads.requires_grad_()
+    whole = nn.functional.scaled_dot_product_attention(alone, alone, alone, is_causal=True)
+    whole.square().sum().backward()  # type: ignore[no-untyped-call]
+    for one, other in [*pairs, (attended, whole), (given.grad, alone.grad)]:
+        torch.testing.assert_close(one.full_tensor().detach(), other.detach(), rtol=1e-2, atol=1e-3)
+
+
 def healed(procs: ProcMesh, device: str) -> None:
     """A rank dies, and the replaced one gets what the others have; alone on its dimension, nobody has that."""
     num = len(procs.procs)
@@ -145,7 +174,7 @@ def healed(procs: ProcMesh, device: str) -> None:
     _check(training, losses, num)
 
 
-_SCENARIOS: dict[str, Scenario] = {one.__name__: one for one in (collectives, trained, graphed, healed)}
+_SCENARIOS: dict[str, Scenario] = {one.__name__: one for one in (collectives, trained, graphed, layered, healed)}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Tensors of meshes on GPUs: collectives, a training, the same with CUDA graphs, and a heal.
+"""Tensors of meshes on GPUs: collectives, a training, the same with CUDA graphs, layers of networks, and a heal.
 
 Two ranks that share the only GPU go by way of host memory; with two GPUs, by NCCL.
 """
@@ -13,7 +13,7 @@ import torch
 
 from tests.gpu.drills import run_drill
 
-_ALL = ("collectives", "trained", "graphed", "healed")
+_ALL = ("collectives", "trained", "graphed", "layered", "healed")
 
 
 def run(device: str, num: int, scenarios: tuple[str, ...]) -> None:

@@ -152,6 +152,9 @@ def _viewed(n: tuple[int, ...]) -> Any:
     yield x.gather(0, torch.zeros(2, n[1], n[2], dtype=torch.int64))
     yield x.gather(2, torch.zeros(n[0], n[1], 1, dtype=torch.int64))
     yield x.masked_fill(x > 0.5, 0.0)
+    yield x.masked_fill(x[:, :, :1] > 0.5, float("-inf")).exp()
+    yield 1 - x
+    yield x.new_ones(x.shape) * x + x.new_zeros(x.shape)
     yield torch.where(x > 0.5, x, 0.0 * x)
     yield torch.where(x > 0.5, x, torch.tensor(0.0))
     yield torch.cat([x, x * 2])

@@ -46,17 +46,20 @@ _dist: Any = dist  # which does not declare all of its names
 _WAIT_S, _CHECK_S = 3.0, 60.0
 _AGREED_S = 300.0
 
-# Operators of trainings, by name without overload: for others a rule would save little.
+# Operators of trainings, by name without overload: for others a rule would save little, or is in `own_rules`.
 CANDIDATES = frozenset(
     words(
         """
         _softmax _softmax_backward_data _to_copy _log_softmax _log_softmax_backward_data _unsafe_view abs add
-        add_ addcdiv_ addcmul_ addmm alias bmm cat clamp clone copy_ detach div div_ embedding
-        embedding_dense_backward eq exp expand fill_ gelu gelu_backward gt le lerp_ linalg_vector_norm log lt
-        maximum mean mm mul mul_ native_layer_norm native_layer_norm_backward ne neg ones_like permute pow relu
-        reciprocal rsqrt select sigmoid sigmoid_backward silu silu_backward slice split sqrt square squeeze
-        stack sub sub_ sum t tanh tanh_backward threshold_backward transpose unbind unsqueeze view where zero_
-        zeros_like
+        add_ addcdiv_ addcmul_ addmm alias atan2 bmm cat ceil clamp clamp_min clamp_min_ clone copy_ cos
+        detach div div_ elu elu_backward embedding embedding_dense_backward eq erf exp expand expm1 fill_ floor
+        fmod ge gelu gelu_backward gt hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh
+        hardtanh_backward hypot isfinite isinf isnan le leaky_relu leaky_relu_backward lerp lerp_
+        linalg_vector_norm log log1p logical_and logical_not logical_or lt masked_fill masked_fill_ maximum mean
+        minimum mish mish_backward mm mul mul_ native_layer_norm ne neg neg_ new_zeros ones_like permute
+        pow relu reciprocal remainder round rsqrt rsub select sigmoid sigmoid_backward sign silu silu_backward sin
+        slice softplus softplus_backward split sqrt sqrt_ square squeeze stack sub sub_ sum t tanh tanh_backward
+        threshold_backward transpose trunc unbind unsqueeze view where zero_ zeros_like
         """
     )
 )

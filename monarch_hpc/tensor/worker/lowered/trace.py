@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from monarch_hpc.tensor.worker.sharded.traits import traits_of
 from monarch_hpc.tensor.worker.values import storage_of
 
 __all__ = [
@@ -189,7 +190,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         is_shaped_by_data = torch.Tag.dynamic_output_shape in op.tags and not (name in _INDEXING and _by_number(args))
         if is_shaped_by_data or torch.Tag.data_dependent_output in op.tags:
             raise CannotLower(f"it runs {name}, whose result decides what runs next")
-        if torch.Tag.nondeterministic_seeded in op.tags and not self._draws:
+        if traits_of(op).draws(args, kwargs) and not self._draws:
             raise CannotLower(f"it runs {name} with random numbers that are not the mesh's")
         if name == _LIFT and self.slot_of(args[0]) is None and args[0].numel() <= _MAX_CONSTANT:
             self.constants[self.define(args[0])] = args[0].clone()

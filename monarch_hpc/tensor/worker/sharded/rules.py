@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from monarch_hpc.tensor.worker.collectives.staging import HOST, to_device, to_host
 from monarch_hpc.tensor.worker.healing.journal import Journal
 from monarch_hpc.tensor.worker.sharded.communication import CommunicationCounter
-from monarch_hpc.tensor.worker.sharded.own_rules import OWN_RULES
+from monarch_hpc.tensor.worker.sharded.own_rules.table import OWN_RULES
 from monarch_hpc.tensor.worker.sharded.traits import OpTraits, traits_of, written_by
 from monarch_hpc.tensor.worker.sharded.trusted import REGULAR, TRUSTED
 from monarch_hpc.tensor.worker.values import storage_of
@@ -111,13 +111,13 @@ class ShardedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             written = written_by(traits, args, kwargs)
             with nullcontext() if self.trace is None else self.trace.saving(written):
                 self.journal.save(written)
-        if traits.random:
-            return self._random(op, traits, args, kwargs)
         own = OWN_RULES.get(traits.name)
-        if own is not None and not copied:
+        if own is not None and not copied and not traits.draws(args, kwargs):
             result = own(self, op, args, kwargs)
             if result is not NotImplemented:
                 return result
+        if traits.random:
+            return self._random(op, traits, args, kwargs)
         through = copied and any(one is tensor for one in written_by(traits, args, kwargs) for tensor in copied)
         if not through and _are_plain(tensors) and self._trusts(traits.name, is_regular(op, args, tensors)):
             try:

@@ -1,0 +1,1 @@
+"""Rules of our own for operators on shards: where DTensor's are wrong, missing or slow."""
