@@ -189,6 +189,35 @@ def test_a_write_that_fails_spoils_what_shares_its_memory(mesh: Mesh) -> None:
             buffer.full_tensor()
 
 
+@pytest.mark.parametrize("at", [1, NUM_CALLS - 1])
+def test_an_optimizer_steps_the_parameters_that_have_not_failed(mesh: Mesh, at: int) -> None:
+    found = []
+    for how in ("as written", "as recorded", "below DTensor"):
+        torch.manual_seed(0)
+        weights = [distribute(torch.randn(4), mesh, []).requires_grad_() for _ in range(3)]
+        optimizer = torch.optim.AdamW(weights, lr=0.1)
+
+        def step(index: Any, x: Any, weights: Any = weights, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            weights[0][index].square().sum().backward()
+            (x * weights[1]).square().sum().backward()  # and none of the last one
+            optimizer.step()
+            return (x * weights[1]).detach()
+
+        run: Any = step if how == "as written" else mesh.capture(step, lower=how == "below DTensor")
+        outs = []
+        for turn in range(NUM_CALLS + 3):
+            index = distribute(torch.tensor([0, 9 if turn == at else 1]), mesh, [])
+            outs.append(run(index, distribute(torch.randn(4), mesh, ["dp"])))
+        for spoilt in (weights[0], weights[0].grad, optimizer.state[weights[0]]["exp_avg"]):
+            with pytest.raises(RemoteOpError, match=r"weights\[0\]\[index\]"):
+                spoilt.full_tensor()
+        states = [value for weight in weights[1:] for value in optimizer.state[weight].values()]
+        found.append([*bits([*outs, *weights[1:]]), *map(str, states[:1]), *bits(states[1:])])
+        mesh.sync()  # there are no other errors
+    assert found[0] == found[1] == found[2]
+
+
 def _write_in_the_step(index: Any, x: Any, weight: Any, buffer: Any) -> Any:
     view = buffer.view(4)
     buffer[index] = x.detach()
