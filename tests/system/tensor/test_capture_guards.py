@@ -1,4 +1,4 @@
-"""What a captured step reads beside its arguments: whatever is replaced or added there is seen by the next call."""
+"""Guards of captured steps: whatever they read beside their arguments may be replaced, and the next call sees it."""
 
 from __future__ import annotations
 

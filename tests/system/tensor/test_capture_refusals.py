@@ -212,7 +212,7 @@ def test_a_parameter_that_was_lost_is_stepped_again_once_it_has_contents(procs: 
                 x: Any, index: Any, weight: Any = weight, other: Any = other, optimizer: Any = optimizer
             ) -> None:
                 optimizer.zero_grad()
-                (x * weight[index]).sum().backward()  # type: ignore[no-untyped-call]
+                (x * weight[index]).sum().backward()
                 (x * other).square().sum().backward()
                 optimizer.step()
 
