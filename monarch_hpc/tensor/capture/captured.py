@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_hpc.core.arguments import check_callable
 from monarch_hpc.mesh.value import ValueMesh
-from monarch_hpc.tensor.capture.guards import Reached
+from monarch_hpc.tensor.capture.guards import Reached, is_same
 from monarch_hpc.tensor.capture.program import CapturedProgram, check_alike
 from monarch_hpc.tensor.capture.recorder import StepRecorder, StepRecording
 from monarch_hpc.tensor.capture.recording import CannotCapture, difference_of
@@ -153,8 +153,8 @@ class Captured(Generic[P, R]):
                 sent.append(leaves[place])
                 given.append(leaves[place])
                 key.append(leaves[place]._m)
-            else:
-                key += (leaf.__class__, leaf)
+            else:  # 0.0 and -0.0 are equal
+                key += (leaf.__class__, leaf if leaf.__class__ not in (float, complex) else repr(leaf))
         if len(given) > 1:  # whether some are the same tensor
             first: dict[int, int] = {}
             key += [first.setdefault(tensor._h.number, place) for place, tensor in enumerate(given)]
@@ -223,9 +223,9 @@ class Captured(Generic[P, R]):
             if last is not None:
                 check_alike(last.recording, recording)
                 results.check_alike(last.results)
-                volatile = _changed(last.reached, before)
+                moved = _changed(last.reached, before), _replaced(last.reached, before)
                 how = self._lowers, self._graphs
-                program = CapturedProgram(self._view, recording, results, len(given), after, volatile, *how)
+                program = CapturedProgram(self._view, recording, results, len(given), after, *moved, *how)
                 variant.programs.insert(0, program)
                 _drop(self._view.engine, variant.programs[_MAX_PROGRAMS:])
                 del variant.programs[_MAX_PROGRAMS:]
@@ -299,8 +299,23 @@ def _changed(before: Reached, after: Reached) -> set[tuple[int, Any]]:
     return {
         key
         for key, (_, value) in after.scalars.items()
-        if key in before.scalars and before.scalars[key][1] is not value and before.scalars[key][1] != value
+        if key in before.scalars and not is_same(before.scalars[key][1], value)
     }
+
+
+def _replaced(before: Reached, after: Reached) -> set[Any]:
+    """Keys of things that are others, or were numbers."""
+    found = set()
+    for key, (edge, value) in after.things.items():
+        if key not in before.things:
+            is_other = (id(edge[1]), edge[2]) in before.scalars
+        elif edge[0] in ("len", "keys"):
+            is_other = before.things[key][1] != value
+        else:
+            is_other = before.things[key][1] is not value
+        if is_other:
+            found.add(key)
+    return found
 
 
 def _drop(engine: TensorEngine, programs: list[CapturedProgram]) -> None:

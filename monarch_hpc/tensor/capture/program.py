@@ -73,6 +73,7 @@ class CapturedProgram:
         num_formals: number of mesh tensors among its arguments.
         reached: what the function reaches.
         volatile: see `Guards`.
+        replaced: see `Guards`.
         lowers: whether ranks may replay it below DTensor.
         graphs: whether they are to replay it by graphs there.
 
@@ -88,6 +89,7 @@ class CapturedProgram:
         num_formals: int,
         reached: Reached,
         volatile: set[tuple[int, Any]],
+        replaced: set[Any],
         lowers: bool,
         graphs: bool,
     ) -> None:
@@ -115,7 +117,7 @@ class CapturedProgram:
         hosted = [one for one in reached.optimizers if one in reached.hosted]
         options = {id(group) for optimizer in (*recording.optimizers, *hosted) for group in optimizer.param_groups}
         skipped = {key for key, (edge, _) in reached.scalars.items() if id(edge[1]) in options}
-        self._guards = Guards(reached, recording.externals, volatile | skipped)
+        self._guards = Guards(reached, recording.externals, volatile | skipped, replaced)
         self._leaves = [
             (leaf, had, leaf.has_grad)
             for number, (leaf, had) in recording.leaves.items()

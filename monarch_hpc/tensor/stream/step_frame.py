@@ -32,15 +32,16 @@ def end_step(engine: TensorEngine, version: int) -> bool:
         version: number of the commit.
 
     Returns:
-        Whether its records are all in the frame that is being filled; else the `UPDATE` is left empty.
+        Whether it has records, all in the frame that is being filled; else the `UPDATE` is left empty.
     """
     if engine.step_begun is None:
         return False
     at, place = engine.step_begun
     num_ints, num_ops = len(engine.ints) - at - _NUM_INTS, len(engine.sites) - place - 1
-    engine.ints[at + 1 : at + _NUM_INTS] = num_ints, num_ops, version, engine.next_value
+    if num_ints:
+        engine.ints[at + 1 : at + _NUM_INTS] = num_ints, num_ops, version, engine.next_value
     engine.step_begun = None
     engine.reset_threshold()
     if len(engine.ints) >= engine.threshold:
         engine.send()
-    return True
+    return num_ints > 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from monarch_hpc.tensor.stream.records import OPTIMIZER_STEP, OptimizerSpec, ProgramSpec, Ref, float_of
 from monarch_hpc.tensor.worker.foreach import steps_at_once
 from monarch_hpc.tensor.worker.sharded.modes import WithoutModes
-from monarch_hpc.tensor.worker.values import Dependent, Failure, Values
+from monarch_hpc.tensor.worker.values import Failure, Values
 
 __all__ = ["ReplayReports", "ReplayedProgram", "SteppedOptimizer", "SteppedUpdate"]
 
@@ -111,6 +112,8 @@ class SteppedOptimizer:
         self._begin = begin
         self._optimizer: Any = None
         self._is_local = False
+        self._used: dict[int, Any] = {}
+        self._left_out: set[int] = set()
         self._locals: list[Any] = []
         self._held: list[tuple[dict[str, Any], str, int]] = []
         self.parameters = [number for numbers, _ in spec.groups for number in numbers]
@@ -120,22 +123,34 @@ class SteppedOptimizer:
             for name, entry in state.items()
             if isinstance(entry, Ref)
         ]
+        self._steps = [
+            {name: entry.clone() for name, entry in state.items() if isinstance(entry, torch.Tensor)}
+            for state in spec.state
+        ]
         self.written = (*self.parameters, *(number for _, _, number in self._state))
 
     def step(self, values: Values, floats: list[float], sharding: Any) -> None:
-        """Take a step.
+        """Take a step of all parameters but those that have failed, or whose gradients or state have.
 
         Args:
             values: of this rank.
             floats: those of the replay.
             sharding: how operators run; None where each rank has values of its own.
         """
-        values.check(self.written)
-        for number in self.parameters:
-            if number in values.grads:
-                raise Dependent(values.grads[number].root)
-        if self._optimizer is None:
-            self._optimizer = self._made(values)
+        failed = self._failed(values) if values.num_failed or values.grads else {}
+        if len(failed) < len(self.parameters):
+            self._step(values, floats, sharding, failed)
+        for place, root in failed.items():
+            number = self.parameters[place]
+            if number in values.grads or getattr(values.get(number), "grad", None) is not None:
+                for count in self._steps[place].values():
+                    count.add_(1.0)  # as the program's
+                values.fail(root, (), self._written_at(place))
+
+    def _step(self, values: Values, floats: list[float], sharding: Any, failed: Collection[int]) -> None:
+        is_made = self._optimizer is not None and self._left_out <= set(failed)
+        if not is_made or any(values.get(number) is not one for number, one in self._used.items()):
+            self._optimizer = self._made(values, failed)
         groups = self._optimizer.param_groups
         for at, (group, option, place) in enumerate(self._spec.floats, self._begin):
             value = floats[at]
@@ -144,9 +159,11 @@ class SteppedOptimizer:
             else:
                 given = groups[group][option]
                 groups[group][option] = (*given[:place], value, *given[place + 1 :])
-        parameters = [values[number] for number in self.parameters]
+        whole = [place for place in range(len(self.parameters)) if place not in failed]
+        parameters = [values[self.parameters[place]] for place in whole]
         if sharding is not None:
-            for number, parameter, local in zip(self.parameters, parameters, self._locals, strict=True):
+            for place, parameter in zip(whole, parameters, strict=True):
+                number, local = self.parameters[place], self._locals[place]
                 grad = sharding.settled_grad(number, values)
                 if grad is None:
                     grad = sharding.grad_of(number, values)
@@ -154,6 +171,9 @@ class SteppedOptimizer:
                     local.grad = None if grad is None else local_of(grad)
                 elif parameter.grad is not grad:
                     raise RuntimeError("parameters of a module on the ranks step with a RemoteOptimizer")
+        kept = [(local := self._locals[place], local.grad) for place in failed]
+        for local, _ in kept:
+            local.grad = None
         with WithoutModes() if self._is_local else nullcontext():
             self._optimizer.step()
         for state, name, number in self._held:
@@ -163,37 +183,71 @@ class SteppedOptimizer:
             for local in self._locals:
                 local.grad = None
             torch.autograd.graph.increment_version(parameters)  # DTensors do not see what their shards go through
+        else:
+            for local, grad in kept:
+                local.grad = grad
+
+    def _failed(self, values: Values) -> dict[int, int]:
+        """Places of parameters that cannot be stepped, and the operation that has failed."""
+        found: dict[int, int] = {}
+        for place, number in enumerate(self.parameters):
+            if number in values.grads:
+                found[place] = values.grads[number].root
+        for place, number in (*enumerate(self.parameters), *((place, number) for place, _, number in self._state)):
+            if type(value := values.get(number)) is Failure:
+                found.setdefault(place, value.root)
+        return found
+
+    def _written_at(self, place: int) -> list[int]:
+        """What a step of a parameter writes to."""
+        return [self.parameters[place], *(number for at, _, number in self._state if at == place)]
 
     def _local(self, value: Any) -> Any:
         return local_of(value) if self._is_local else value
 
-    def _made(self, values: Values) -> Any:
-        parameters = [values[number] for number in self.parameters]
+    def _made(self, values: Values, failed: Collection[int]) -> Any:
+        """The optimizer; parameters that have failed are others there, which have no gradients."""
+        self._left_out = set(failed)
+        self._used = {
+            number: values.get(number)
+            for place in range(len(self.parameters))
+            for number in self._written_at(place)
+            if place not in failed
+        }
         # Elementwise, so that steps on shards give the shards of a step.
         self._is_local = all(
-            is_placed_alike(parameters[place], values[number]) for place, _, number in self._state
-        ) and all(is_placed_alike(parameter, parameter) for parameter in parameters)
-        cls: Any = getattr(torch.optim, self._spec.name)
-        groups = [
-            {**options, "params": [self._local(values[number]) for number in numbers]}
-            for numbers, options in self._spec.groups
+            is_placed_alike(values[self.parameters[place]], values[number])
+            for place, _, number in self._state
+            if place not in failed
+        ) and all(
+            is_placed_alike(values[number], values[number])
+            for place, number in enumerate(self.parameters)
+            if place not in failed
+        )
+        self._locals = [
+            torch.zeros((), requires_grad=True) if place in failed else self._local(values[number])
+            for place, number in enumerate(self.parameters)
         ]
+        cls: Any = getattr(torch.optim, self._spec.name)
+        left = iter(self._locals)
+        groups = [{**options, "params": list(islice(left, len(numbers)))} for numbers, options in self._spec.groups]
         optimizer = cls(groups)
         for group in optimizer.param_groups:
             if self._is_local and steps_at_once(self._spec.name, group, group["params"]):
                 group["foreach"] = True
-        for number, state in zip(self.parameters, self._spec.state, strict=True):
-            if state:
-                optimizer.state[self._local(values[number])] = {
+        for place, state in enumerate(self._spec.state):
+            if state and place not in failed:
+                optimizer.state[self._locals[place]] = {
                     name: self._local(values[entry.number])
                     if isinstance(entry, Ref)
-                    else entry.clone()
-                    if isinstance(entry, torch.Tensor)
-                    else entry
+                    else self._steps[place].get(name, entry)
                     for name, entry in state.items()
                 }
-        self._locals = [self._local(parameter) for parameter in parameters]
-        self._held = [(optimizer.state[self._locals[place]], name, number) for place, name, number in self._state]
+        self._held = [
+            (optimizer.state[self._locals[place]], name, number)
+            for place, name, number in self._state
+            if place not in failed
+        ]
         return optimizer
 
 

@@ -139,10 +139,14 @@ class Values(dict[int, Any]):
                 raise Dependent(failure.root)
 
     def fail(self, root: int, results: Iterable[int], written: Iterable[int]) -> None:
-        """Mark the results of a failed operation, and all values that share memory with those it writes to."""
+        """Mark results of a failed operation, and values and gradients that share memory with what it writes to."""
         failure = Failure(root)
         hit = {storage_of(value) for number in written if isinstance(value := self.get(number), torch.Tensor)}
         spoilt = [n for n, value in self.items() if isinstance(value, torch.Tensor) and storage_of(value) in hit]
+        for number, value in self.items() if hit else ():
+            grad = value.grad if isinstance(value, torch.Tensor) and value.is_leaf else None
+            if grad is not None and storage_of(grad) in hit:
+                self.grads[number] = failure
         for number in (*results, *spoilt):
             value = self.get(number)
             if number < self.mark and value is not None:

@@ -200,6 +200,35 @@ def test_a_failure_in_a_replay_names_the_line_and_spoils_what_depends_on_it(proc
         assert inspect(again).tolist() == [3.0, 0.0]
 
 
+@pytest.mark.parametrize("repaired_at", [6, 8])
+def test_a_parameter_that_was_lost_is_stepped_again_once_it_has_contents(procs: ProcMesh, repaired_at: int) -> None:
+    found = []
+    for captured in (False, True):
+        with procs.activate():
+            weight, other = (torch.ones(3, requires_grad=True) for _ in range(2))
+            optimizer = torch.optim.Adam([weight, other], lr=0.1)
+
+            def written(
+                x: Any, index: Any, weight: Any = weight, other: Any = other, optimizer: Any = optimizer
+            ) -> None:
+                optimizer.zero_grad()
+                (x * weight[index]).sum().backward()
+                (x * other).square().sum().backward()
+                optimizer.step()
+
+            step: Any = procs.capture(written) if captured else written
+            x, good, bad = torch.ones(3) / 3, torch.tensor([0, 1, 2]), torch.tensor([0, 1, 9])
+            for turn in range(11):
+                step(x, bad if turn == 6 else good)
+                if turn == repaired_at:
+                    with pytest.raises(RemoteOpError, match=r"weight\[index\]"):
+                        inspect(weight, dp=0)
+                    for value in (weight, *(optimizer.state[weight][name] for name in ("exp_avg", "exp_avg_sq"))):
+                        value.data = torch.ones(3) / 2
+            found.append([inspect(one, dp=0).detach().tolist() for one in (weight, other)])
+    assert found[0] == found[1] and step.num_replays
+
+
 def test_verify_finds_what_guards_do_not_see(procs: ProcMesh) -> None:
     hidden = iter([1, 1, 1, 2])
 

@@ -187,3 +187,85 @@ def test_a_write_that_fails_spoils_what_shares_its_memory(mesh: Mesh) -> None:
         assert run(bad, x).full_tensor().tolist() == [2.0, 2.0]
         with pytest.raises(RemoteOpError, match="out of"):
             buffer.full_tensor()
+
+
+@pytest.mark.parametrize("at", [1, NUM_CALLS - 1])
+def test_an_optimizer_steps_the_parameters_that_have_not_failed(mesh: Mesh, at: int) -> None:
+    found = []
+    for how in ("as written", "as recorded", "below DTensor"):
+        torch.manual_seed(0)
+        weights = [distribute(torch.randn(4), mesh, []).requires_grad_() for _ in range(3)]
+        optimizer = torch.optim.AdamW(weights, lr=0.1)
+
+        def step(index: Any, x: Any, weights: Any = weights, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            weights[0][index].square().sum().backward()
+            (x * weights[1]).square().sum().backward()  # and none of the last one
+            optimizer.step()
+            return (x * weights[1]).detach()
+
+        run: Any = step if how == "as written" else mesh.capture(step, lower=how == "below DTensor")
+        outs = []
+        for turn in range(NUM_CALLS + 3):
+            index = distribute(torch.tensor([0, 9 if turn == at else 1]), mesh, [])
+            outs.append(run(index, distribute(torch.randn(4), mesh, ["dp"])))
+        for spoilt in (weights[0], weights[0].grad, optimizer.state[weights[0]]["exp_avg"]):
+            with pytest.raises(RemoteOpError, match=r"weights\[0\]\[index\]"):
+                spoilt.full_tensor()
+        states = [value for weight in weights[1:] for value in optimizer.state[weight].values()]
+        found.append([*bits([*outs, *weights[1:]]), *map(str, states[:1]), *bits(states[1:])])
+        mesh.sync()  # there are no other errors
+    assert found[0] == found[1] == found[2]
+
+
+def _write_in_the_step(index: Any, x: Any, weight: Any, buffer: Any) -> Any:
+    view = buffer.view(4)
+    buffer[index] = x.detach()
+    return view + 1, buffer * 2, x + 1
+
+
+def _read_twice(index: Any, x: Any, weight: Any, buffer: Any) -> Any:
+    weight.grad = None
+    (x * buffer[index] * weight[:2]).sum().backward()
+    twice = weight.grad * 2
+    with torch.no_grad():
+        buffer.add_(weight.grad)
+    return weight.grad + 1, twice, x + 1
+
+
+def _written_by_a_failure(index: Any, x: Any, weight: Any, buffer: Any) -> Any:
+    weight.grad = None
+    (buffer * weight).sum().backward()
+    with torch.no_grad():
+        weight.grad.mul_(buffer[index].sum())
+    return x + 1
+
+
+@pytest.mark.parametrize("written", [_write_in_the_step, _read_twice, _written_by_a_failure])
+def test_a_failure_spoils_what_uses_a_value_that_lies_in_a_slot(mesh: Mesh, written: Any) -> None:
+    found = []
+    for how in ("as written", "as recorded", "below DTensor"):
+        weight = distribute(torch.ones(4), mesh, []).requires_grad_()
+        buffer = distribute(torch.ones(4), mesh, [])
+
+        def step(index: Any, x: Any, weight: Any = weight, buffer: Any = buffer) -> Any:
+            return written(index, x, weight, buffer)
+
+        run: Any = step if how == "as written" else mesh.capture(step, lower=how == "below DTensor")
+        x = distribute(torch.ones(2), mesh, ["dp"])
+        good, bad = (distribute(torch.tensor(numbers), mesh, []) for numbers in ([0, 1], [0, 9]))
+        for _ in range(NUM_CALLS):
+            run(good, x)
+        if how == "below DTensor":
+            assert lowering(run) == {""}
+        results = run(bad, x)
+        seen: list[Any] = []
+        for one in (*(results if isinstance(results, tuple) else (results,)), weight, weight.grad, buffer):
+            try:
+                seen += bits([one]) if one is not None else [None]
+            except RemoteOpError as error:
+                seen.append((type(error).__mro__[1], str(error).partition(": ")[0], str(error).splitlines()[1]))
+        found.append(seen)
+        mesh.sync()  # there are no other errors
+    assert found[0] == found[1] == found[2]
+    assert any(isinstance(one, tuple) for one in found[0])

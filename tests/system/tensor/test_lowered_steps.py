@@ -124,6 +124,29 @@ def test_gradients_add_up_over_replays(mesh: Mesh) -> None:
     assert lowering(run) == {""}
 
 
+def test_a_gradient_that_was_read_is_added_to(mesh: Mesh) -> None:
+    found = []
+    for lower in (False, True):
+        weight = distribute(torch.arange(16.0).reshape(4, 4), mesh, []).requires_grad_()
+        x = distribute(torch.ones(4, 4) / 3, mesh, [])
+
+        def step(x: Any, weight: Any = weight) -> Any:
+            weight.grad = None
+            (x @ weight).square().sum().backward()
+            with torch.no_grad():
+                weight.grad.mul_(0.5)
+            loss = (x @ weight).sum()
+            loss.backward()
+            return loss.detach()
+
+        run = mesh.capture(step, lower=lower)
+        outs = [run(x) for _ in range(NUM_CALLS)]
+        found.append(bits([*outs, weight.grad]))
+        mesh.sync()
+    assert found[0] == found[1]
+    assert lowering(run) == {""}
+
+
 def test_a_result_whose_backward_pass_is_done_has_none_left(mesh: Mesh) -> None:
     weight = distribute(torch.ones(4, 4), mesh, []).requires_grad_()
 

@@ -54,6 +54,24 @@ def test_a_module_on_the_ranks_trains_as_in_one_process(mesh: Mesh, options: dic
         assert torch.allclose(parameter.full_tensor(), other, atol=1e-5)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_step_of_an_optimizer_that_has_no_gradients_is_a_version(mesh: Mesh, captured: bool) -> None:
+    used, unused = (distribute(torch.ones(4), mesh, []).requires_grad_() for _ in range(2))
+    optimizers = [torch.optim.SGD([one], lr=0.1) for one in (used, unused)]
+
+    def step(x: Any) -> Any:
+        loss = (x * used).square().mean()
+        used.grad = None
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return loss.detach()
+
+    run: Any = mesh.capture(step) if captured else step
+    found = [run(distribute(torch.ones(4), mesh, ["dp"])).item() for _ in range(6)]
+    assert found == sorted(found, reverse=True) and unused.full_tensor().tolist() == [1.0] * 4
+
+
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("name", ["ddp", "tp and fsdp"])
 def test_torch_s_own_optimizers_step_parameters_on_the_ranks(mesh: Mesh, name: str) -> None:

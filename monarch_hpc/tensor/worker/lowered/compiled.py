@@ -27,6 +27,7 @@ class CompiledPart:
         lowers: whether it is executed here.
         kept: its results that others use.
         held: numbers of values that it drops and that are there.
+        uses: see `RecordedPart`.
         outs: slots that it fills.
         ins: slots that it uses.
         after: slots that are dropped after what it does beside its operators.
@@ -43,7 +44,8 @@ class CompiledPart:
         self.held = tuple(number for number in found.part.drops if number in held)
         bound = {slot for _, slot, _ in found.grads} | {one.slot for one in self.kept}
         self.outs = frozenset(made_by(found.instructions))
-        self.ins = frozenset(found.uses) | frozenset(used_by(found.instructions)) | (bound - self.outs)
+        self.uses = found.uses
+        self.ins = frozenset(used_by(found.instructions)) | (bound - self.outs)
         self.after = tuple(drops & bound)
         self._instructions = found.instructions
         self._drops = drops - bound

@@ -91,7 +91,7 @@ class RecordedPart(NamedTuple):
 
     Attributes:
         part: the record.
-        uses: slots of the values that it uses, also where no operator does: it fails if they could not be made.
+        uses: the values that it uses, and their slots, also where no operator does: it fails if they could not be made.
         loads: slots that get a value's part, or that of its gradient, before it.
         instructions: the operators.
         grads: of a backward pass, leaves with new gradients, their slots, and DTensorSpecs.
@@ -100,7 +100,7 @@ class RecordedPart(NamedTuple):
     """
 
     part: StepPart
-    uses: tuple[int, ...] = ()
+    uses: tuple[tuple[ValueSource, int], ...] = ()
     loads: tuple[tuple[int, ValueSource, bool], ...] = ()
     instructions: tuple[Instruction, ...] = ()
     grads: tuple[tuple[ValueSource, int, Any], ...] = ()
@@ -212,7 +212,9 @@ class _Recorder:
             return
         self._found.append(RecordedPart(part, uses, loads, instructions, grads, writes, spoils))
 
-    def _used(self, part: StepPart) -> tuple[tuple[int, ...], tuple[tuple[int, ValueSource, bool], ...]]:
+    def _used(
+        self, part: StepPart
+    ) -> tuple[tuple[tuple[ValueSource, int], ...], tuple[tuple[int, ValueSource, bool], ...]]:
         """See `RecordedPart`: *uses* and *loads*."""
         found = []
         uses = []
@@ -233,7 +235,7 @@ class _Recorder:
                 slot = self.trace.define(own_part(value))
                 found.append((slot, source, False))
             if source in part.refs:
-                uses.append(slot)
+                uses.append((source, slot))
         if part.leaves or len(self._outside) > num_outside:
             self._check_gradients()
         for leaf in part.leaves:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,7 +30,7 @@ class StepRun:
     Args:
         replay: the replay.
         reports: of the executor.
-        num_slots: number of slots.
+        memories: the memory of each slot, see `SlotFact`.
         constants: tensors by slot.
 
     Attributes:
@@ -41,7 +41,7 @@ class StepRun:
     """
 
     def __init__(
-        self, replay: Replay, reports: ReplayReports, num_slots: int, constants: dict[int, torch.Tensor]
+        self, replay: Replay, reports: ReplayReports, memories: Sequence[int], constants: dict[int, torch.Tensor]
     ) -> None:
         self.below = BelowAll()
         self.begin = reports.begin
@@ -50,10 +50,12 @@ class StepRun:
         self._replay = replay
         self._reports = reports
         self._ops = replay.sharding.ops
-        self._slots: list[Any] = [None] * num_slots
+        self._memories = memories
+        self._slots: list[Any] = [None] * len(memories)
         for slot, tensor in constants.items():
             self._slots[slot] = tensor.clone()  # which the step may write to
         self._poisoned: dict[int, int] = {}  # the root by slot
+        self._spoilt: dict[int, int] = {}  # the root by memory that a write has left unfinished
         self._failed: set[CompiledPart] = set()
         self._is_over = False
         self._spent: list[tuple[int, Any]] = []
@@ -95,10 +97,8 @@ class StepRun:
         try:
             if is_first:
                 self._begin(one)
-                if one.loads:
-                    self.load(one)
-                if self._poisoned:
-                    self._check(one)
+                self._load(one)
+                self._check(one)
             if kind is PartKind.GRADIENT:
                 self.take_gradient(one)
             code(self._slots, self)
@@ -179,14 +179,8 @@ class StepRun:
 
     def load(self, one: CompiledPart) -> None:
         """Fill slots with values from outside of the step, or with their gradients."""
-        for slot, source, is_grad in one.loads:
-            value = self._replay.value(source)
-            if type(value) is Failure:
-                raise Dependent(value.root)
-            if is_grad:
-                value = value.grad
-            part: Any = value._local_tensor
-            self._slots[slot] = part.wait() if isinstance(part, AsyncCollectiveTensor) else part
+        if not self._load(one):
+            self._check(one)
 
     def bind(self, one: CompiledPart) -> None:
         """Give leaves the gradients of a backward pass."""
@@ -207,8 +201,9 @@ class StepRun:
                 self._spent.append((number, value))
         for source, count in one.writes:
             value = replay.value(source)
-            for _ in range(count):
-                torch.autograd.graph.increment_version(value)
+            if isinstance(value, torch.Tensor):  # a gradient that was read may be dropped, and is added to
+                for _ in range(count):
+                    torch.autograd.graph.increment_version(value)
         for slot in one.after:
             self._slots[slot] = None
 
@@ -250,10 +245,37 @@ class StepRun:
 
     # ---- what may fail ----
 
+    def _load(self, one: CompiledPart) -> bool:
+        """Fill the slots whose values are there, for other records, too; return whether all are."""
+        are_all = True
+        for slot, source, is_grad in one.loads:
+            value = self._replay.value(source)
+            if is_grad and type(value) is not Failure and value.grad is None:  # a backward pass has failed
+                value = self._replay.values.grads.get(self._replay.number(source))
+            if type(value) is Failure:
+                self._poisoned[slot] = value.root
+                are_all = False
+                continue
+            if is_grad:
+                value = value.grad
+            part: Any = value._local_tensor
+            self._slots[slot] = part.wait() if isinstance(part, AsyncCollectiveTensor) else part
+        return are_all
+
     def _check(self, one: CompiledPart) -> None:
-        root = next((self._poisoned[slot] for slot in one.ins if slot in self._poisoned), None)
-        if root is not None:
-            raise Dependent(root)
+        """Raise the failure of what a record uses: first of its values in their order, as when it is executed."""
+        for source, slot in one.uses:
+            value = self._replay.value(source)
+            if type(value) is Failure:
+                raise Dependent(value.root)
+            root = self._spoilt.get(self._memories[slot])
+            if value is None and root is not None:  # no value of the rank's, which would have failed
+                raise Dependent(root)
+            if slot in self._poisoned:
+                raise Dependent(self._poisoned[slot])
+        for slot in one.ins:
+            if slot in self._poisoned:
+                raise Dependent(self._poisoned[slot])
 
     def _fail(self, one: CompiledPart, error: BaseException) -> None:
         replay, part = self._replay, one.part
@@ -265,6 +287,8 @@ class StepRun:
             numbers = [number for leaf in part.leaves if (number := replay.number(leaf)) in replay.values]
             replay.values.grads.update(dict.fromkeys(numbers, Failure(root)))
         results = [replay.first + number for number in part.results]
+        hit = [slot for source, slot in one.uses if source in part.written]
+        self._spoilt.update(dict.fromkeys([self._memories[slot] for slot in hit], root))
         written = [replay.number(source) for source in (*part.written, *one.spoils)]
         self._reports.fail(seq, error, part.name, results, written)
         self._is_over = self._reports.is_over()

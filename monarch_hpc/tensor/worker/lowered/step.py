@@ -52,7 +52,7 @@ class LoweredStep:
         self._same = recording.same
         self._grads = recording.grads
         self._constants = recording.constants
-        self._num_slots = len(recording.slots)
+        self._memories = [fact.memory for fact in recording.slots]
         self._groups = groups_of(recording)
         self._stretches = [] if limits is None else plan(recording, limits)
         self._graphed = _in_groups(self._groups, self._stretches)
@@ -78,7 +78,7 @@ class LoweredStep:
 
     def run(self, replay: Replay) -> None:
         """Execute a replay."""
-        run = StepRun(replay, self._reports, self._num_slots, self._constants)
+        run = StepRun(replay, self._reports, self._memories, self._constants)
         for group, graphed in zip(self._groups, self._graphed, strict=True):
             if group.lowers:
                 with run.below if group.has_ops else nullcontext():
