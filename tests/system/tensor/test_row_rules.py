@@ -34,6 +34,7 @@ class _Attention(nn.Module):
         super().__init__()
         self.projections = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
         self.causal = causal
+        self.mask: Any
         self.register_buffer("mask", torch.randn(mask_shape) if mask_shape else None)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -130,13 +131,13 @@ def test_other_splits_have_the_same_values(mesh: Mesh, name: str, spec: Any, num
 
 def test_heads_that_are_split_over_ranks_attend_there(mesh: Mesh) -> None:
     torch.manual_seed(2)
-    whole = [torch.randn(4, 4, 5, 2, requires_grad=True) for _ in range(3)]
+    whole: list[Any] = [torch.randn(4, 4, 5, 2, requires_grad=True) for _ in range(3)]
     placed: list[Any] = [distribute(one.detach(), mesh, ["dp", "tp"]).requires_grad_() for one in whole]
     with mesh.communication() as counted:
-        found: Any = functional.scaled_dot_product_attention(*placed, is_causal=True)
+        found: Any = functional.scaled_dot_product_attention(placed[0], placed[1], placed[2], is_causal=True)
         found.sum().backward()
         mesh.sync()
-    expected = functional.scaled_dot_product_attention(*whole, is_causal=True)
+    expected = functional.scaled_dot_product_attention(whole[0], whole[1], whole[2], is_causal=True)
     expected.sum().backward()  # type: ignore[no-untyped-call]
     assert not counted.rows and found.placements == placed[0].placements
     for one, other in zip(

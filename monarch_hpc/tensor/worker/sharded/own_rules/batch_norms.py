@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from monarch_hpc.tensor.worker.sharded.own_rules.parts import local_of, whole_of
+from monarch_hpc.tensor.worker.sharded.own_rules.parts import local_of, rows_of, whole_of
 from monarch_hpc.tensor.worker.sharded.own_rules.rows import Result, RowRule, by_rows
 from monarch_hpc.tensor.worker.sharded.wrapping import wrapped
 
@@ -54,7 +54,7 @@ def native_batch_norm_backward(ops: Any, op: Any, args: Any, kwargs: Any) -> Any
     if kwargs or not _is_split(ops, images) or not isinstance(gradient, DTensor):
         return NotImplemented
     own, dims, shape = _parts(images)
-    grad = local_of(gradient.redistribute(placements=images.placements))
+    grad = rows_of(ops, gradient, images.placements)
     num = images.numel() // images.shape[_CHANNELS]
     scale, deviation = _all_of(weight, ops), _all_of(invstd, ops)
     normal = (own - _all_of(mean, ops).view(shape)) * deviation.view(shape)

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._pytree import tree_map
 
-from monarch_hpc.tensor.worker.sharded.own_rules.parts import local_of, whole_of
+from monarch_hpc.tensor.worker.sharded.own_rules.parts import rows_of, whole_of
 from monarch_hpc.tensor.worker.sharded.wrapping import MAX_SPECS, wrapped
 
 __all__ = ["ROW_RULES", "Result", "RowRule", "by_rows"]
@@ -69,16 +69,16 @@ def by_rows(rule: RowRule, ops: Any, op: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     shown = _shown(op, args, kwargs)
     given = [
-        _rows_of(one, placements) if place in rule.rows else _all_of(one, ops.replicated)
+        rows_of(ops, one, placements) if place in rule.rows else _all_of(one, ops.replicated)
         for place, one in enumerate(args)
     ]
     for place in rule.counts:
         given[place] = given[rule.lead].shape[0]
     named = {name: _all_of(one, ops.replicated) for name, one in kwargs.items() if name != rule.mask}
     if isinstance(rule.mask, str) and rule.mask in kwargs:
-        named[rule.mask] = _mask_of(kwargs[rule.mask], lead)
+        named[rule.mask] = _mask_of(ops, kwargs[rule.mask], lead)
     elif isinstance(rule.mask, int):
-        given[rule.mask] = _mask_of(args[rule.mask], lead)
+        given[rule.mask] = _mask_of(ops, args[rule.mask], lead)
     found = op(*given, **named)
     made = [
         _wrapped(one, kind, like, ops, placements)
@@ -103,15 +103,11 @@ def _is_split(lead: DTensor, num_dims: int) -> bool:
     return any(type(one) is Shard for one in lead.placements)
 
 
-def _rows_of(tensor: Any, placements: tuple[Any, ...]) -> Any:
-    return local_of(tensor if tensor.placements == placements else tensor.redistribute(placements=placements))
-
-
 def _all_of(arg: Any, replicated: tuple[Any, ...]) -> Any:
     return whole_of(arg, replicated) if isinstance(arg, DTensor) else arg
 
 
-def _mask_of(mask: Any, lead: DTensor) -> Any:
+def _mask_of(ops: Any, mask: Any, lead: DTensor) -> Any:
     """The rows of a mask, whose dimensions are the last ones of *lead*."""
     if not isinstance(mask, DTensor):
         return mask
@@ -121,7 +117,7 @@ def _mask_of(mask: Any, lead: DTensor) -> Any:
         has_rows = type(one) is Shard and one.dim >= missing and mask.shape[one.dim - missing] > 1
         return Shard(one.dim - missing) if has_rows else Replicate()
 
-    return _rows_of(mask, tuple(map(placed, lead.placements)))
+    return rows_of(ops, mask, tuple(map(placed, lead.placements)))
 
 
 def _wrapped(found: Any, kind: Result, like: Any, ops: Any, placements: tuple[Any, ...]) -> Any:
