@@ -25,9 +25,9 @@ from tests.system.tensor.test_lowered_steps import STEPS, random_step
 from tests.unit.tensor.raw_graph import RawGraph
 
 TOLD = {
-    "dropout": ("6 collectives", "1 random numbers, which are those of a generator of the CPU"),
+    "dropout": ("3 collectives", "1 random numbers, which are those of a generator of the CPU"),
     "batchnorm": ("12 collectives",),
-    "layernorm": ("15 collectives",),
+    "layernorm": ("3 collectives",),
 }
 """Operators of trainings that are not in graphs, by network."""
 
