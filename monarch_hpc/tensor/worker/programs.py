@@ -127,6 +127,9 @@ class SteppedOptimizer:
             {name: entry.clone() for name, entry in state.items() if isinstance(entry, torch.Tensor)}
             for state in spec.state
         ]
+        self._written = [[number] for number in self.parameters]  # by parameter, with its state
+        for place, _, number in self._state:
+            self._written[place].append(number)
         self.written = (*self.parameters, *(number for _, _, number in self._state))
 
     def step(self, values: Values, floats: list[float], sharding: Any) -> None:
@@ -145,7 +148,7 @@ class SteppedOptimizer:
             if number in values.grads or getattr(values.get(number), "grad", None) is not None:
                 for count in self._steps[place].values():
                     count.add_(1.0)  # as the program's
-                values.fail(root, (), self._written_at(place))
+                values.fail(root, (), self._written[place])
 
     def _step(self, values: Values, floats: list[float], sharding: Any, failed: Collection[int]) -> None:
         is_made = self._optimizer is not None and self._left_out <= set(failed)
@@ -164,9 +167,7 @@ class SteppedOptimizer:
         if sharding is not None:
             for place, parameter in zip(whole, parameters, strict=True):
                 number, local = self.parameters[place], self._locals[place]
-                grad = sharding.settled_grad(number, values)
-                if grad is None:
-                    grad = sharding.grad_of(number, values)
+                grad = sharding.grad_of(number, values)
                 if local is not parameter:
                     local.grad = None if grad is None else local_of(grad)
                 elif parameter.grad is not grad:
@@ -193,14 +194,11 @@ class SteppedOptimizer:
         for place, number in enumerate(self.parameters):
             if number in values.grads:
                 found[place] = values.grads[number].root
-        for place, number in (*enumerate(self.parameters), *((place, number) for place, _, number in self._state)):
-            if type(value := values.get(number)) is Failure:
-                found.setdefault(place, value.root)
+        for place, numbers in enumerate(self._written):
+            for number in numbers:
+                if type(value := values.get(number)) is Failure:
+                    found.setdefault(place, value.root)
         return found
-
-    def _written_at(self, place: int) -> list[int]:
-        """What a step of a parameter writes to."""
-        return [self.parameters[place], *(number for at, _, number in self._state if at == place)]
 
     def _local(self, value: Any) -> Any:
         return local_of(value) if self._is_local else value
@@ -208,21 +206,13 @@ class SteppedOptimizer:
     def _made(self, values: Values, failed: Collection[int]) -> Any:
         """The optimizer; parameters that have failed are others there, which have no gradients."""
         self._left_out = set(failed)
-        self._used = {
-            number: values.get(number)
-            for place in range(len(self.parameters))
-            for number in self._written_at(place)
-            if place not in failed
-        }
+        whole = [place for place in range(len(self.parameters)) if place not in failed]
+        self._used = {number: values.get(number) for place in whole for number in self._written[place]}
         # Elementwise, so that steps on shards give the shards of a step.
         self._is_local = all(
             is_placed_alike(values[self.parameters[place]], values[number])
-            for place, _, number in self._state
-            if place not in failed
-        ) and all(
-            is_placed_alike(values[number], values[number])
-            for place, number in enumerate(self.parameters)
-            if place not in failed
+            for place in whole
+            for number in self._written[place]
         )
         self._locals = [
             torch.zeros((), requires_grad=True) if place in failed else self._local(values[number])

@@ -18,6 +18,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.distributed import Mesh
 from monarch_hpc.tensor.sharded.procs import PRELOADED
+from monarch_hpc.tensor.testing import local_mesh
 from tests.system.support.controlling import controlling, settle
 
 _STOP_S = 120.0
@@ -65,6 +66,15 @@ def grid(hosts: HostMesh) -> Iterator[ProcMesh]:
 def mesh(grid: ProcMesh) -> Mesh:
     """They as a mesh for sharded tensors."""
     return Mesh(procs=grid)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Mesh]:
+    """Two by two ranks in this process, as a mesh for sharded tensors."""
+    with local_mesh(dp=2, tp=2) as procs:
+        mesh = Mesh(procs=procs)
+        mesh.ones(1)
+        yield mesh
 
 
 @pytest.fixture

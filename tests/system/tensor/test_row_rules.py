@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,16 +15,6 @@ from torch import nn
 from torch.nn import functional
 
 from monarch_hpc.distributed import Mesh, distribute, module_to_mesh
-from monarch_hpc.tensor.testing import local_mesh
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
-    """Two by two ranks."""
-    with local_mesh(dp=2, tp=2) as procs:
-        mesh = Mesh(procs=procs)
-        mesh.ones(1)
-        yield mesh
 
 
 class _Attention(nn.Module):
@@ -84,7 +74,7 @@ def _run(module: Any, x: Any, weights: Any) -> list[Any]:
 @pytest.mark.parametrize("num_rows", [8, 7])
 @pytest.mark.parametrize("name", LAYERS)
 def test_it_is_as_in_one_process_and_gathers_nothing(
-    mesh: Mesh, name: str, num_rows: int, spec: Any, caplog: pytest.LogCaptureFixture
+    local: Mesh, name: str, num_rows: int, spec: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, shape = LAYERS[name]
     if num_rows % 4 and "attention" in name:
@@ -93,16 +83,16 @@ def test_it_is_as_in_one_process_and_gathers_nothing(
     alone = make().double()
     for one in alone.parameters():
         nn.init.uniform_(one, 0.5, 1.5)
-    module = module_to_mesh(alone, mesh)
+    module = module_to_mesh(alone, local)
     rows = torch.randn(num_rows, *shape, dtype=torch.float64)
-    placed: Any = distribute(rows, mesh, spec).requires_grad_()
+    placed: Any = distribute(rows, local, spec).requires_grad_()
 
     def weights(found: Any) -> torch.Tensor:
         return torch.linspace(-1, 1, found.numel(), dtype=torch.float64).reshape(found.shape)
 
-    with caplog.at_level(logging.WARNING), mesh.communication() as counted:
-        found = _run(module, placed, lambda one: distribute(weights(one), mesh, spec))
-        mesh.sync()
+    with caplog.at_level(logging.WARNING), local.communication() as counted:
+        found = _run(module, placed, lambda one: distribute(weights(one), local, spec))
+        local.sync()
     expected = _run(alone, rows.requires_grad_(), weights)
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape and torch.allclose(one.full_tensor(), other, rtol=1e-9, atol=1e-12)
@@ -114,29 +104,29 @@ def test_it_is_as_in_one_process_and_gathers_nothing(
 @pytest.mark.parametrize(
     ("spec", "num_rows"), [([None, "dp"], 4), (["dp"], 1), ([("dp", "tp")], 5), (None, 4)], ids=str
 )
-def test_other_splits_have_the_same_values(mesh: Mesh, name: str, spec: Any, num_rows: int) -> None:
+def test_other_splits_have_the_same_values(local: Mesh, name: str, spec: Any, num_rows: int) -> None:
     make, shape = LAYERS[name]
     if num_rows == 1 and name.startswith("batch norm") and len(shape) == 1:
         pytest.skip("one value for each channel")
     torch.manual_seed(1)
     alone = make().double()
-    module = module_to_mesh(alone, mesh)
+    module = module_to_mesh(alone, local)
     rows = torch.randn(num_rows, *shape, dtype=torch.float64)
-    placed: Any = distribute(rows, mesh, spec).requires_grad_()
+    placed: Any = distribute(rows, local, spec).requires_grad_()
     found = _run(module, placed, lambda one: 0.5)
     expected = _run(alone, rows.requires_grad_(), lambda one: 0.5)
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one.full_tensor(), other, rtol=1e-9, atol=1e-12)
 
 
-def test_heads_that_are_split_over_ranks_attend_there(mesh: Mesh) -> None:
+def test_heads_that_are_split_over_ranks_attend_there(local: Mesh) -> None:
     torch.manual_seed(2)
     whole: list[Any] = [torch.randn(4, 4, 5, 2, requires_grad=True) for _ in range(3)]
-    placed: list[Any] = [distribute(one.detach(), mesh, ["dp", "tp"]).requires_grad_() for one in whole]
-    with mesh.communication() as counted:
+    placed: list[Any] = [distribute(one.detach(), local, ["dp", "tp"]).requires_grad_() for one in whole]
+    with local.communication() as counted:
         found: Any = functional.scaled_dot_product_attention(placed[0], placed[1], placed[2], is_causal=True)
         found.sum().backward()
-        mesh.sync()
+        local.sync()
     expected = functional.scaled_dot_product_attention(whole[0], whole[1], whole[2], is_causal=True)
     expected.sum().backward()  # type: ignore[no-untyped-call]
     assert not counted.rows and found.placements == placed[0].placements
@@ -146,11 +136,11 @@ def test_heads_that_are_split_over_ranks_attend_there(mesh: Mesh) -> None:
         assert torch.allclose(one.full_tensor(), other, rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_of_attention_is_that_of_one_process(mesh: Mesh) -> None:
+def test_dropout_of_attention_is_that_of_one_process(local: Mesh) -> None:
     q = torch.randn(4, 2, 5, 2)
     torch.manual_seed(5)
     expected = functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
-    mesh.manual_seed(5)
-    placed: Any = distribute(q, mesh, ["dp"])
+    local.manual_seed(5)
+    placed: Any = distribute(q, local, ["dp"])
     found: Any = functional.scaled_dot_product_attention(placed, placed, placed, dropout_p=0.5)
     assert torch.allclose(found.full_tensor(), expected, rtol=1e-5, atol=1e-6)

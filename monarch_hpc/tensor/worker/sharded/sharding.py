@@ -60,6 +60,9 @@ class Sharding:
         stand_in = getattr(values[number], "_stand_in", None)
         if stand_in is not None:
             return stand_in.grad()
+        grad = self.settled_grad(number, values)
+        if grad is not None:
+            return grad
         if number in self._unsummed:
             settle_gradients([leaf for one in self._unsummed if _is_own_leaf(leaf := values.get(one))])
             self._unsummed.clear()
@@ -68,7 +71,7 @@ class Sharding:
         return values[number].grad
 
     def settled_grad(self, number: int, values: Values) -> DTensor | None:
-        """What `grad_of` returns, where there is nothing to sum; None if there is, or no gradient here."""
+        """The gradient of a leaf where there is nothing to sum; None if there is, or no gradient here."""
         if number in self._unsummed or values.grads:
             return None
         leaf = values.get(number)

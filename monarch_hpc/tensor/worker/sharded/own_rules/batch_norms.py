@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from monarch_hpc.tensor.worker.sharded.own_rules.parts import local_of, rows_of, whole_of
+from monarch_hpc.tensor.worker.sharded.own_rules.parts import all_of, local_of, rows_of, summed
 from monarch_hpc.tensor.worker.sharded.own_rules.rows import Result, RowRule, by_rows
 from monarch_hpc.tensor.worker.sharded.wrapping import wrapped
 
@@ -30,11 +30,11 @@ def native_batch_norm(ops: Any, op: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     own, dims, shape = _parts(images)
     num = images.numel() // images.shape[_CHANNELS]
-    mean = _summed(ops, images, own.sum(dims)) / num
+    mean = summed(ops, images, own.sum(dims)) / num
     centred = own - mean.view(shape)
-    var = _summed(ops, images, centred.square().sum(dims)) / num
+    var = summed(ops, images, centred.square().sum(dims)) / num
     invstd = torch.rsqrt(var + eps)
-    scale, shift = _all_of(weight, ops), _all_of(bias, ops)
+    scale, shift = all_of(ops, weight), all_of(ops, bias)
     found = centred.mul_(invstd.view(shape) if scale is None else (invstd * scale).view(shape))
     if shift is not None:
         found.add_(shift.view(shape))
@@ -56,9 +56,9 @@ def native_batch_norm_backward(ops: Any, op: Any, args: Any, kwargs: Any) -> Any
     own, dims, shape = _parts(images)
     grad = rows_of(ops, gradient, images.placements)
     num = images.numel() // images.shape[_CHANNELS]
-    scale, deviation = _all_of(weight, ops), _all_of(invstd, ops)
-    normal = (own - _all_of(mean, ops).view(shape)) * deviation.view(shape)
-    grad_bias, grad_weight = _summed(ops, images, torch.stack([grad.sum(dims), (grad * normal).sum(dims)])).unbind()
+    scale, deviation = all_of(ops, weight), all_of(ops, invstd)
+    normal = (own - all_of(ops, mean).view(shape)) * deviation.view(shape)
+    grad_bias, grad_weight = summed(ops, images, torch.stack([grad.sum(dims), (grad * normal).sum(dims)])).unbind()
     found = grad - (grad_bias / num).view(shape) - normal.mul_((grad_weight / num).view(shape))
     found.mul_((deviation if scale is None else deviation * scale).view(shape))
     made = wrapped(found, ops.mesh, images.placements, tuple(images.shape), images.stride())
@@ -87,16 +87,3 @@ def _parts(images: DTensor) -> tuple[torch.Tensor, list[int], tuple[int, ...]]:
     """This rank's part, the dimensions to sum over, and the shape of a number for each channel."""
     dims = [dim for dim in range(images.dim()) if dim != _CHANNELS]
     return images._local_tensor, dims, tuple(-1 if dim == _CHANNELS else 1 for dim in range(images.dim()))
-
-
-def _summed(ops: Any, images: DTensor, own: torch.Tensor) -> torch.Tensor:
-    """The sum of a number of each rank over those that have other parts of the batch."""
-    partial = [Partial() if type(one) is Shard else Replicate() for one in images.placements]
-    found: torch.Tensor = whole_of(
-        DTensor.from_local(own, images.device_mesh, partial, run_check=False), ops.replicated
-    )
-    return found
-
-
-def _all_of(tensor: Any, ops: Any) -> Any:
-    return whole_of(tensor, ops.replicated) if isinstance(tensor, DTensor) else tensor

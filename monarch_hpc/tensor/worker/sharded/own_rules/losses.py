@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from monarch_hpc.tensor.worker.sharded.own_rules.parts import local_of, whole_of
+from monarch_hpc.tensor.worker.sharded.own_rules.parts import all_of, local_of, rows_of, summed
 
 __all__ = ["nll_loss_backward", "nll_loss_forward"]
 
@@ -35,14 +35,12 @@ def nll_loss_forward(ops: Any, op: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     kind = _NONE if reduction == _NONE else _SUM
     loss, total = op(local_of(logits), local_of(target), local_of(weight), kind, ignored)
-    mesh = logits.device_mesh
     if reduction == _NONE:
+        mesh = logits.device_mesh
         rows = DTensor.from_local(loss, mesh, logits.placements, run_check=False, shape=logits.shape[:1], stride=(1,))
         return rows, ops.wrap(total)
-    partial = [Partial() if isinstance(one, Shard) else Replicate() for one in logits.placements]
-    both = DTensor.from_local(torch.stack([loss, total]), mesh, partial, run_check=False)
-    summed, weights = whole_of(both, ops.replicated).unbind()
-    return ops.wrap(summed / weights if reduction == _MEAN else summed), ops.wrap(weights)
+    loss, total = summed(ops, logits, torch.stack([loss, total])).unbind()
+    return ops.wrap(loss / total if reduction == _MEAN else loss), ops.wrap(total)
 
 
 def nll_loss_backward(ops: Any, op: Any, args: Any, kwargs: Any) -> Any:
@@ -51,10 +49,10 @@ def nll_loss_backward(ops: Any, op: Any, args: Any, kwargs: Any) -> Any:
     if kwargs or not _rows_of(logits, target, weight):
         return NotImplemented
     if reduction == _NONE:
-        own = local_of(gradient.redistribute(placements=logits.placements))
+        own = rows_of(ops, gradient, logits.placements)
     else:
-        own = whole_of(gradient, ops.replicated)
-    whole = whole_of(total, ops.replicated)
+        own = all_of(ops, gradient)
+    whole = all_of(ops, total)
     found = op(own, local_of(logits), local_of(target), local_of(weight), reduction, ignored, whole)
     return DTensor.from_local(
         found, logits.device_mesh, logits.placements, run_check=False, shape=logits.shape, stride=logits.stride()

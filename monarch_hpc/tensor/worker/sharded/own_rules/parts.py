@@ -1,22 +1,23 @@
-"""This rank's parts of the arguments of a rule."""
+"""This rank's parts of the arguments of a rule, and sums over ranks that have different parts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.tensor import DTensor, Shard
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-__all__ = ["local_of", "rows_of", "whole_of"]
+__all__ = ["all_of", "as_summands", "local_of", "rows_of", "summed"]
 
 
-def local_of(tensor: Any) -> Any:
+def local_of(arg: Any) -> Any:
     """The part of a sharded tensor; what is none as it is."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return arg._local_tensor if isinstance(arg, DTensor) else arg
 
 
-def whole_of(tensor: Any, replicated: tuple[Any, ...]) -> Any:
-    """All of a sharded tensor, gathered or added up if need be."""
-    return local_of(tensor if tensor.placements == replicated else tensor.redistribute(placements=replicated))
+def all_of(ops: Any, arg: Any) -> Any:
+    """All of a sharded tensor, gathered or added up if need be; what is none as it is."""
+    return ops.whole(arg) if isinstance(arg, DTensor) else arg
 
 
 def rows_of(ops: Any, tensor: Any, placements: tuple[Any, ...]) -> Any:
@@ -26,3 +27,13 @@ def rows_of(ops: Any, tensor: Any, placements: tuple[Any, ...]) -> Any:
             tensor = ops.wrap(ops.whole(tensor))
         tensor = tensor.redistribute(placements=placements)
     return local_of(tensor)
+
+
+def as_summands(placements: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The placements of what ranks with different parts have to add up."""
+    return tuple(Partial() if isinstance(one, Shard) else Replicate() for one in placements)
+
+
+def summed(ops: Any, split: DTensor, own: torch.Tensor) -> Any:
+    """The sum of a tensor of each rank over those that have different parts of *split*."""
+    return ops.whole(DTensor.from_local(own, split.device_mesh, as_summands(split.placements), run_check=False))

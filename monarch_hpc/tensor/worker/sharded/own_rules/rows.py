@@ -11,10 +11,10 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_map
 
-from monarch_hpc.tensor.worker.sharded.own_rules.parts import rows_of, whole_of
+from monarch_hpc.tensor.worker.sharded.own_rules.parts import all_of, as_summands, rows_of
 from monarch_hpc.tensor.worker.sharded.wrapping import MAX_SPECS, wrapped
 
 __all__ = ["ROW_RULES", "Result", "RowRule", "by_rows"]
@@ -69,12 +69,11 @@ def by_rows(rule: RowRule, ops: Any, op: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     shown = _shown(op, args, kwargs)
     given = [
-        rows_of(ops, one, placements) if place in rule.rows else _all_of(one, ops.replicated)
-        for place, one in enumerate(args)
+        rows_of(ops, one, placements) if place in rule.rows else all_of(ops, one) for place, one in enumerate(args)
     ]
     for place in rule.counts:
         given[place] = given[rule.lead].shape[0]
-    named = {name: _all_of(one, ops.replicated) for name, one in kwargs.items() if name != rule.mask}
+    named = {name: all_of(ops, one) for name, one in kwargs.items() if name != rule.mask}
     if isinstance(rule.mask, str) and rule.mask in kwargs:
         named[rule.mask] = _mask_of(ops, kwargs[rule.mask], lead)
     elif isinstance(rule.mask, int):
@@ -103,10 +102,6 @@ def _is_split(lead: DTensor, num_dims: int) -> bool:
     return any(type(one) is Shard for one in lead.placements)
 
 
-def _all_of(arg: Any, replicated: tuple[Any, ...]) -> Any:
-    return whole_of(arg, replicated) if isinstance(arg, DTensor) else arg
-
-
 def _mask_of(ops: Any, mask: Any, lead: DTensor) -> Any:
     """The rows of a mask, whose dimensions are the last ones of *lead*."""
     if not isinstance(mask, DTensor):
@@ -125,9 +120,7 @@ def _wrapped(found: Any, kind: Result, like: Any, ops: Any, placements: tuple[An
         return found
     if kind is Result.WHOLE:
         return ops.wrap(found)
-    if kind is Result.SUM:
-        placements = tuple(Partial() if type(one) is Shard else one for one in placements)
-    return wrapped(found, ops.mesh, placements, *like)
+    return wrapped(found, ops.mesh, as_summands(placements) if kind is Result.SUM else placements, *like)
 
 
 # ---- shapes of results ----
@@ -174,6 +167,11 @@ def _but(place: int, num: int) -> Callable[[Any], int]:
     return lambda args: args[place].dim() - num
 
 
+def _before(place: int, sizes: int) -> Callable[[Any], int]:
+    """All dimensions of an argument but the last ones, of which another one has the sizes."""
+    return lambda args: args[place].dim() - len(args[sizes])
+
+
 def _first(num: int) -> Callable[[Any], int]:
     return lambda _args: num
 
@@ -182,9 +180,9 @@ _R, _S, _W = Result.ROWS, Result.SUM, Result.WHOLE
 
 ROW_RULES: dict[str, RowRule] = {
     # normalizations: over the last dimensions, or over groups of channels
-    "native_layer_norm_backward": RowRule(1, (0, 1, 3, 4), lambda args: args[1].dim() - len(args[2]), (_R, _S, _S)),
-    "_fused_rms_norm": RowRule(0, (0,), lambda args: args[0].dim() - len(args[1]), (_R, _R)),
-    "_fused_rms_norm_backward": RowRule(1, (0, 1, 3), lambda args: args[1].dim() - len(args[2]), (_R, _S)),
+    "native_layer_norm_backward": RowRule(1, (0, 1, 3, 4), _before(1, 2), (_R, _S, _S)),
+    "_fused_rms_norm": RowRule(0, (0,), _before(0, 1), (_R, _R)),
+    "_fused_rms_norm_backward": RowRule(1, (0, 1, 3), _before(1, 2), (_R, _S)),
     "native_group_norm": RowRule(0, (0,), _first(1), (_R, _R, _R), counts=(3,)),
     "native_group_norm_backward": RowRule(1, (0, 1, 2, 3), _first(1), (_R, _S, _S), counts=(5,)),
     # images
