@@ -28,15 +28,16 @@ SOURCES := setup.py setup.cfg pyproject.toml constraints.txt \
     $(wildcard monarch_hpc/transport/ucx/*.pyx monarch_hpc/transport/ucx/*.h monarch_hpc/telemetry/*.c)
 
 # Missing Debian packages: the compiler of the UCX binding and the headers that it is checked against, the MPI for the
-# tests of `spawn_procs(mpi=True)`, whose library has another name in each release, and the library that Slurm's MPI
-# plugin opens by its unversioned name.
+# tests of `spawn_procs(mpi=True)`, whose library has another name in each release, the library that Slurm's MPI
+# plugin opens by its unversioned name, and the terminal in which a test looks at `top`.
 BUILD_PACKAGES = $(shell \
     command -v $(firstword $(CC)) > /dev/null || echo gcc libc6-dev; \
     $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
         || echo python3-dev; \
     [ -e /usr/include/ucp/api/ucp.h ] || echo libucx-dev; \
     $(PYTHON) -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("mpi"))' || echo openmpi-bin; \
-    $(PYTHON) -c 'import ctypes; ctypes.CDLL("libpmix.so")' 2> /dev/null || echo libpmix-dev)
+    $(PYTHON) -c 'import ctypes; ctypes.CDLL("libpmix.so")' 2> /dev/null || echo libpmix-dev; \
+    command -v tmux > /dev/null || echo tmux)
 
 .PHONY: help demo test fresh slurm-demo rdma-lab style lint asan clean python system-packages
 .NOTPARALLEL:
